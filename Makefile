@@ -46,12 +46,17 @@ RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-
 test: install-all
 	$(RUN_TESTS) $(PYTEST)
 
-# What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
-# arithmetic, but for the draws of Python's own `random`; chart, pages, image, and the clients, which talk to the proxy
-# over a socket. So are the longest files, and most of the examples of a property; `make test PYTHON=... VENV=...` runs
-# all.
-PYTHON_TESTS := $(wildcard tests/unit/test_*.py) $(addprefix tests/unit/,adapters http s3 sdk \
-	ahead/order/test_webdataset_draws.py) tests/engine tests/contract tests/server/test_imports.py
+# What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. That is sockets, TLS, files, threads
+# and processes (the adapters), tasks and their cancellation, dates, XML, escapes and JSON, what reads annotations at run
+# time, and the draws of `random`. What no Python changes is left out: arithmetic, what the engine decides, chart, pages,
+# image, and the clients, which talk to the proxy over a socket. So are the longest tests, and most of the examples of a
+# property; `make test PYTHON=... VENV=...` runs all.
+PYTHON_TESTS := tests/contract tests/server/test_imports.py \
+	$(addprefix tests/engine/,tasks fill write read/test_reads_through_outages.py read/test_readers_that_leave.py \
+	cluster/test_cancelled_reads.py cluster/test_hung_or_busy_members.py maintenance/test_warmup_runner.py) \
+	$(addprefix tests/unit/,adapters http sdk $(addprefix test_,memo.py pagecache.py rows.py settings.py \
+	settings_members.py) $(addprefix s3/test_,batch.py conditions.py list_page.py operation.py) \
+	ahead/order/test_webdataset_draws.py)
 test-python: install
 	OUTRIDER_TEST_EXAMPLES=20 $(RUN_TESTS) -m "not one_python" $(PYTHON_TESTS)
 
@@ -79,7 +84,7 @@ test-tools:
 	@$(PYTHON) -m tests.support.system_programs test
 
 # The tests of trust, SOAK times longer, the tests whose full size is not in `make test`, and the table of what was tried;
-# `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
+# `make soak SOAK=5 TESTS=tests/trust/test_sigkill_and_power_loss.py`.
 # Native tracebacks: pytest's own are parsed anew, at which Python 3.11 may fail beside running threads ("AST constructor
 # recursion depth mismatch"), and one failure would end it all without a table.
 SOAK ?= 30
@@ -133,9 +138,10 @@ $(VENV)/tools/installed: $(VENV)/installed
 release: $(VENV)/tools/installed
 	$(BIN)/python -m tests.support.release $(VENV)/tools/bin/twine
 
-# `make demo DEMO=--real` really trains.
+# `make demo DEMO=--real` really trains. The job that is emulated where there is no torch needs no more than a first change.
 DEMO ?=
-demo: install-all
+DEMO_NEEDS := $(if $(filter 1,$(HAS_TORCH)),install-all,install)
+demo: $(DEMO_NEEDS)
 	$(BIN)/python -m tests.bench.demo $(DEMO)
 
 # The simulated goals, what an event costs, and the live ones; `make bench-ahead BENCH="--only webdataset"`.
@@ -170,7 +176,7 @@ papers: $(VENV)/bench-installed
 cluster-demo: install-all
 	$(BIN)/python -m tests.bench.cluster_demo
 
-demo-short: install-all
+demo-short: $(DEMO_NEEDS)
 	$(BIN)/python -m tests.bench.demo --short
 
 bench: $(VENV)/bench-installed

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from functools import partial
 
 from aiohttp.abc import AbstractResolver
 from aiohttp.web_server import Server
@@ -61,6 +60,8 @@ _INDEX_WAIT_BYTES_MAX = 1024 * 1024
 _TICK_S = 0.05
 # A block that was being read when it was to be dropped is dropped this much later at most.
 _UPKEEP_S = 0.25
+# A start after a crash reads the headers of the blocks that landed in the last seconds.
+_NOTE_S = 10.0
 # A stop waits so long for fills: a block whose last byte was just sent may lack only its name on disk.
 _LAST_FILLS_S = 0.5
 # After the drain, connections and the requests on them have this long to end.
@@ -141,6 +142,8 @@ async def running(
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
             tasks.spawn(_upkeep(outrider), "upkeep"),
+            # One for each disk: those of one that hangs wait for it.
+            *(tasks.spawn(_note(recovery, number), f"notes of disk {number}") for number in range(len(directories))),
             *(
                 tasks.spawn(follow(what, read, outrider.bell.sleep), f"changes of {what}")
                 for what, read in _read_again(outrider, origin)
@@ -174,6 +177,7 @@ async def running(
             under_way = outrider.control.maintenance.under_way()
             # Readers may outlast the drain, and blocks that they fetch from here on would be missing in the snapshot.
             outrider.store.stopping = True
+            outrider.prefetch.stop()
             await tasks.stop()
             await recovery.save()
             first = outrider.store.working_disks[0]
@@ -231,6 +235,12 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
         await recovery.scrub(ScrubPace(outrider.settings.scrub_bandwidth, ROUND_S))
 
 
+async def _note(recovery: Recovery, number: int) -> None:
+    while True:
+        await asyncio.sleep(_NOTE_S)
+        await recovery.note(number)
+
+
 async def _watch(outrider: Outrider, recovery: Recovery, number: int) -> None:
     await outrider.indexed.wait()
     await recovery.watch(number)
@@ -256,7 +266,7 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
     admin = AdminServer(
         outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s,
-        partial(held_datasets, outrider.planner),
+        lambda: held_datasets(outrider.prefetch.learned()),
         None if outrider.cluster is None else outrider.cluster.owners,
         None if outrider.cluster is None else outrider.cluster.map.document,
     )  # fmt: skip

@@ -46,7 +46,9 @@ from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.commands import MemberCommands
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
+from outrider.engine.cluster.member_pages import PagesOfMembers
 from outrider.engine.cluster.members import LiveMembers
+from outrider.engine.cluster.outbox import Outbox
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.reads_sender import ReadsSender
@@ -55,6 +57,7 @@ from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.listing.lists import Lists
 from outrider.engine.maintenance.commands_across_members import Together
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.pins_across_members import PinsTogether
@@ -125,6 +128,8 @@ class Cluster:
             tls=lambda: None if tls is None else tls.client,
             receivers=Receivers(most, metrics, lambda: tls.trust) if tls is not None and most else None,
         )  # fmt: skip
+        self._outbox = Outbox(self.view, self._transport, self._runtime)
+        self._commands = MemberCommands(self.view, self._transport, clock)
         self.remote_scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
         self.members: LiveMembers
         self.reads: PeerReads
@@ -161,7 +166,7 @@ class Cluster:
     ) -> None:
         """Makes `members`, `reads` and `forgets`."""
         self.forgets = ForgetQueues(
-            self._boot, self.view, self._transport, Beliefs(versions, list_cache), self._runtime, self._metrics
+            self._boot, self.view, self._outbox, Beliefs(versions, list_cache), self._runtime, self._metrics
         )
         first = store.working_disks[0]
         keep = None if self._settings.cache_in_memory else MembersFile(first.directory.members, first.work).save
@@ -200,21 +205,19 @@ class Cluster:
 
     def read_ahead_together(self, planner: Planner, prefetch: Prefetch, blocks_at_once: int) -> None:
         """The planners of all members hear what clients of any member read, and each fetches ahead what it owns."""
-        reads_sender = ReadsSender(
-            lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers
-        )
+        reads_sender = ReadsSender(self.view, self._outbox, self._runtime, lambda: planner.readers)
         planner.join(
             reads_sender.opened, self._mine_of, lambda: self._near.bytes, guessed_max=max(1, blocks_at_once // 2)
         )
         self._service.on_reads = prefetch.on_reads
-        own = self._service.own_shares = partial(own_shares, planner, self._mine_of)
+        own = self._service.own_shares = lambda: own_shares(prefetch.learned(), self._mine_of)
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)
 
     def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> PlansAcrossMembers:
         """Takes the orders that clients tell, and passes them on to all members."""
-        here = CachedAcrossMembers(fills, self.view, self._transport)
+        here = CachedAcrossMembers(fills, self._commands)
         self._service.look_up_cached = here.answer
-        orders = PlansAcrossMembers(prefetch, here, self.view, self._transport, self._runtime, boot=self._boot)
+        orders = PlansAcrossMembers(prefetch, here, self.view, self._outbox, boot=self._boot)
         self._service.on_orders = orders.on_order
         self.members.on_hello.append(orders.send)
         return orders
@@ -236,13 +239,20 @@ class Cluster:
         """The members of now."""
         return self._membership.view
 
+    def lists_from(self) -> PagesOfMembers:
+        """The pages of LISTs that other members have."""
+        return PagesOfMembers(self.reads, self._transport)
+
+    def lists_for(self, lists: Lists) -> None:
+        """Other members get pages from `lists`."""
+        self._service.list_page = lambda request: lists.for_member(request.bucket, request.query)
+
     def maintain(self, warmups: Book, runner: WarmupRunner, pinning: Pinning, runtime: Runtime) -> Together:
         """Passes maintenance commands on to the other members."""
-        commands = MemberCommands(self.view, self._transport)
-        pins = PinsTogether(commands, pinning, runtime)
+        pins = PinsTogether(self._commands, pinning, runtime)
         self.members.on_ring.append(pinning.ring_changed)
         self.members.on_hello.append(pins.learn)
-        return Together(commands, warmups, runner, runtime, pins)
+        return Together(self._commands, warmups, runner, runtime, pins)
 
     def obey(self, commands: MaintenanceCommands) -> None:
         """Maintenance commands of other members are carried out by `commands`."""

@@ -193,7 +193,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         settings.catalog_entries, descriptors.block_files, descriptors.fills, blocks_at_once,
         settings.prefetch_bandwidth, shares.clients_bytes, shares.listings_bytes,
         verify_always=settings.verify == "always", verify_origin=settings.verify_origin == "auto",
-        stale_if_error=settings.stale_if_error,
+        stale_if_error=settings.stale_if_error, prefetch_off=settings.prefetch_off,
     )  # fmt: skip
     ports = EnginePorts(
         layout, disks, origin, metrics, clock, resources.patience, runtime, apart, resources.oddities, senders.tenants
@@ -253,8 +253,13 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         BatchParts(hits, reads, passthrough, prefetch, access, clock, readers, memory),
         access, metrics, time.time, lender=lender,
     )  # fmt: skip
-    services = Services(reads, Lists(list_cache, passthrough, origin_reader), passthrough, prefetch, warmup_runner.hint)
+    pages = None if cluster is None else cluster.lists_from()
+    lists = Lists(list_cache, passthrough, origin_reader, runtime, pages)
+    if cluster is not None:
+        cluster.lists_for(lists)
+    services = Services(reads, lists, passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
+    metrics.before_scrape.append(prefetch.learned)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
         _verdicts(resources, capacity_bytes, flights, scheduler),
@@ -266,7 +271,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         resources.credentials, overview, origin_reader, cluster, senders, lender,
     )  # fmt: skip
     outrider.status = StatusDocument(
-        outrider.state, settings, metrics, Cache(store, versions, flights), planner, overview,
+        outrider.state, settings, metrics, Cache(store, versions, flights), prefetch.learned, overview,
         Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part, tenants,
     )  # fmt: skip
     return outrider, Recovery(

@@ -5,8 +5,10 @@ The composition root gives it the real ports; tests of the engine give it fakes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from outrider.adapters.disk.block_store import DiskBlockStore
@@ -26,7 +28,8 @@ from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
-from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
+from outrider.engine.ahead.event_log import BundledPolicy, EventLog, Later, call_later
+from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification, Listeners
 from outrider.engine.fill.fill import BULK_BYTES, buffer_bytes
@@ -77,7 +80,8 @@ class ClusterOfEngine(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """The settings of the engine. `policy`: a name of `POLICIES`, or `epoch`. `blocks_at_once`: prefetched blocks on
-    their way, at most. `prefetch_bytes_s` 0: no limit. `list_ttl_of`: see `Settings.list_ttl_of`."""
+    their way, at most. `prefetch_bytes_s` 0: no limit. `list_ttl_of`: see `Settings.list_ttl_of`. `prefetch_off`:
+    `mode_of` is off for all objects."""
 
     policy: str
     freshness_of: Callable[[ObjectRef], Freshness]
@@ -93,6 +97,7 @@ class EngineSettings:
     verify_always: bool
     verify_origin: bool
     stale_if_error: bool
+    prefetch_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,8 @@ class EnginePorts:
     """The ports. `runtime`: of work that readers wait for; `apart`: of the other work.
 
     A proxy leaves the rest at its defaults, but for `tenants`, which take turns on the line; None: clients are not
-    distinguished. `fill_runtime` None: `runtime`. For the others, see `FlightTable` and `PrefetchPolicy`.
+    distinguished. `fill_runtime` None: `runtime`. `later` makes the calls that report events to the planner. For the
+    others, see `FlightTable` and `PrefetchPolicy`.
     """
 
     layout: BlockLayout
@@ -116,8 +122,8 @@ class EnginePorts:
     fill_runtime: Runtime | None = None
     buffer_bytes_of: Callable[[int], int] = buffer_bytes
     bulk_bytes: int = BULK_BYTES
-    later: Later | None = None
-    cpu: Clock | None = None
+    later: Later = call_later
+    cpu: Clock = time.thread_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,9 @@ def make_engine(
     # That of near blocks is around that of tenants: of a near block of any tenant another member has a copy.
     policy = by_tenants(planner if settings.policy == "epoch" else POLICIES[settings.policy]())
     policy = policy if cluster is None else cluster.near_first(policy)
+    evicts, events = settings.policy == "epoch", EventLog(clock, ports.later)
+    if evicts:
+        policy = BundledPolicy(policy, events)
     store = DiskBlockStore(
         ports.disks, policy, metrics, clock, open_files=settings.open_files, verify_always=settings.verify_always,
         pins=pins,
@@ -172,7 +181,8 @@ def make_engine(
     scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock, ports.tenants)
     origin_reader = OriginReader(ports.origin, ports.patience, metrics, scheduler, Hedging(), ports.oddities)
     contents = ContentVerification(layout, origin_reader, ports.apart, metrics, on=settings.verify_origin)
-    contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
+    listeners = Listeners(versions.forget_now, versions.stale)
+    contents.connect(store, replace(listeners, proved=partial(events.add, planner.proved)) if evicts else listeners)
     store.contents = contents
     memory = MemoryBudget(settings.memory_bytes)
     list_cache = ListCache(settings.list_ttl_of, clock, settings.listings_bytes, memory)
@@ -195,10 +205,8 @@ def make_engine(
         layout, versions, store, flights, contents, version_lookup, metrics,
         TokenBucket(settings.prefetch_bytes_s, clock()),
     )  # fmt: skip
-    prefetching = PrefetchPolicy(settings.mode_of, settings.blocks_at_once, evicts=settings.policy == "epoch")
-    if ports.later is not None and ports.cpu is not None:
-        prefetching = replace(prefetching, later=ports.later, cpu=ports.cpu)
-    prefetch = Prefetch(planner, fills, enumerator, scheduler, ports.apart, prefetching)
+    prefetching = PrefetchPolicy(settings.mode_of, settings.blocks_at_once, evicts, settings.prefetch_off, ports.cpu)
+    prefetch = Prefetch(planner, fills, enumerator, scheduler, ports.apart, prefetching, events)
     warmup_runner = WarmupRunner(
         layout, versions, store, fills, enumerator, pins, ports.apart, blocks_at_once=settings.blocks_at_once,
         view=None if cluster is None else cluster.view, tenants=ports.tenants,

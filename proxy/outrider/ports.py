@@ -437,6 +437,10 @@ class Versions(Protocol):
         """The belief that may be recalled after a stop; from any thread, while nothing changes."""
         ...
 
+    def confirmed_at(self, wall_clock: Clock, meta: BlockMeta) -> float:
+        """When the origin confirmed the version of a block, in seconds since 1970; 0: not known."""
+        ...
+
     def doubt(self, name: Name, for_s: float) -> None:
         """For so long each read of the name, or of the bucket, asks the origin: a write may be carried out yet."""
         ...

@@ -27,7 +27,10 @@ from tests.support.proxy import ServedProxy
 from tests.support.simulator import REPOSITORY, SimulatorProcess
 
 BANDWIDTH = 1.3
+# No run takes longer than this, or than twice as long as one that waits for each of its samples.
 RUN_DEADLINE_S = 900.0
+# The longest that S3 allows: an epoch may take an hour.
+URL_S = 7 * 24 * 3600
 POLL_S = 0.05
 TRACE_S = 0.5
 
@@ -55,6 +58,11 @@ class World:
     @property
     def samples(self) -> int:
         return self.objects * self.object_bytes // self.sample_bytes
+
+    @property
+    def unaided_s(self) -> float:
+        """For how long an epoch takes where each sample is waited for."""
+        return self.samples * (self.ttfb_s + self.step_us / 1e6)
 
     @property
     def consumed_bytes_s(self) -> float:
@@ -158,7 +166,7 @@ class Live:
         with contextlib.closing(client):
             return [
                 client.generate_presigned_url(
-                    "get_object", Params={"Bucket": self._name, "Key": self.world.key(number)}
+                    "get_object", Params={"Bucket": self._name, "Key": self.world.key(number)}, ExpiresIn=URL_S
                 )
                 for number in range(self.world.objects)
             ]
@@ -185,7 +193,7 @@ class Live:
         child = Child(argv, log=self._directory / f"{run}.log", env=env, cwd=REPOSITORY)
         epochs_run: list[Epoch] = []
         try:
-            until = time.monotonic() + RUN_DEADLINE_S
+            until = time.monotonic() + max(RUN_DEADLINE_S, 2 * epochs * world.unaided_s)
             while len(epochs_run) < epochs:
                 running = child.running
                 lines = report.read_text().splitlines(keepends=True) if report.exists() else []

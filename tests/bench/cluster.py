@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(ROWS), metavar="ROW,ROW", help="of %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also write a picture of it, a PNG or SVG")
-    parser.add_argument("--markdown", action="store_true", help="also print the table for docs/benchmarks.md")
+    parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
     parser.add_argument("--scale", type=float, default=1.0, help="of the data's size: below 1 a try (%(default)s)")
     chosen = parser.parse_args()
     names = chosen.only.split(",")

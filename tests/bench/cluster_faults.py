@@ -14,8 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.bench import procs
 from tests.bench.cluster_goals import Measured, quantile
 from tests.bench.cluster_world import BUCKET, CONNECTION_BYTES_S, MIB, TTFB_S, Data, Row, checked, run_epoch
+from tests.bench.fake_members import fake_members
 from tests.support.bucket import Bucket
 from tests.support.nodes import Node, Nodes
 from tests.support.simulator import SimulatorProcess
@@ -30,6 +32,8 @@ _JOINED = 4
 _RESTART_S = 5.0
 _WRITES = 1000
 _WRITTEN_NAMES = 50
+_HEARERS, _MANY = 50, 199
+_ALONE, _AT_ONCE, _TURNS = 1, 32, 3
 
 
 def killed(directory: Path, scale: float) -> list[Measured]:
@@ -150,6 +154,87 @@ def write(directory: Path, scale: float) -> list[Measured]:
     ]  # fmt: skip
 
 
+def hearers(directory: Path, scale: float) -> list[Measured]:
+    """PUTs through a node whose writes fifty members hear of, beside PUTs through a node without any; one at a time,
+    and many at once."""
+    count = 2 * _TURNS * max(32, int(100 * scale))
+    measured: list[Measured] = []
+    with Bucket() as bucket, ExitStack() as stack:
+        bucket.make_bucket(BUCKET)
+        ways: dict[bool, Node] = {}
+        for together in (False, True):
+            place = directory / str(together)
+            place.mkdir()
+            nodes = stack.enter_context(Nodes(bucket, place, 1, together=together, prefetch="off"))
+            if together:
+                stack.enter_context(fake_members(nodes, place, _HEARERS))
+            ways[together] = nodes[0]
+        for at_once, goal in ((_ALONE, None), (_AT_ONCE, 25.0)):
+            told: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            for turn in range(2 * _TURNS):
+                for together in (True, False) if turn % 2 else (False, True):
+                    told[together].append(_puts(ways[together], count // (2 * _TURNS), at_once))
+            cpu_s = {way: sum(cpu for cpu, _ in values) for way, values in told.items()}
+            a_second = count / sum(took for _, took in told[True])
+            alone = count / sum(took for _, took in told[False])
+            detail = f"ms a PUT: {cpu_s[True] / count * 1e3:.1f}, and {cpu_s[False] / count * 1e3:.1f} by itself"
+            measured.append(
+                Measured(
+                    "hearers", f"CPU of a PUT with {_HEARERS} members beside none, {at_once} at once",
+                    cpu_s[True] / cpu_s[False], 3.0, detail=detail,
+                )
+            )  # fmt: skip
+            if goal is not None:
+                measured.append(
+                    Measured(
+                        "hearers", f"PUTs a second, {at_once} at once", a_second, goal, unit="", at_least=True,
+                        detail=f"{alone:.0f} by itself",
+                    )
+                )  # fmt: skip
+        lost = _HEARERS + 1 - len(ways[True].alive())
+    return [*measured, Measured("hearers", "members that are thought away after them", lost, 0, unit="")]
+
+
+def status(directory: Path, scale: float) -> list[Measured]:
+    """The status of a node with 199 members, and a PUT that all of them hear of."""
+    with Bucket() as bucket, ExitStack() as stack:
+        bucket.make_bucket(BUCKET)
+        nodes = stack.enter_context(Nodes(bucket, directory, 1, prefetch="off"))
+        stack.enter_context(fake_members(nodes, directory, _MANY))
+        _puts(nodes[0], _AT_ONCE, _AT_ONCE)
+        took_s = []
+        for _ in range(max(3, int(20 * scale))):
+            began = time.perf_counter()
+            alive = len(nodes[0].alive())
+            took_s.append(time.perf_counter() - began)
+    return [
+        Measured(
+            "status", f"/status with {_MANY} members, p50", quantile(took_s, 0.5), 0.2, unit="ms",
+            detail=f"the longest {max(took_s) * 1e3:.0f} ms",
+        ),
+        Measured("status", f"of {_MANY} members alive after {_AT_ONCE} PUTs at once", alive - 1, _MANY, unit="",
+                 at_least=True),
+    ]  # fmt: skip
+
+
+def _puts(node: Node, count: int, at_once: int) -> tuple[float, float]:
+    """The seconds of CPU that so many PUTs take, and the seconds until all are answered."""
+
+    def put(first: int) -> None:
+        connection = http.client.HTTPConnection(urlsplit(node.endpoint).netloc, timeout=60)
+        try:
+            for number in range(first, count, at_once):
+                connection.request("PUT", f"/{BUCKET}/put/{number}", b"written")
+                _body_of(connection)
+        finally:
+            connection.close()
+
+    before, began = procs.cpu_s(node.pid), time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(put, range(at_once)))
+    return procs.cpu_s(node.pid) - before, time.perf_counter() - began
+
+
 def _warm(
     stack: ExitStack, bucket: Bucket, directory: Path, data: Data, count: int, *, first: int | None = None
 ) -> tuple[SimulatorProcess, Nodes]:  # fmt: skip
@@ -211,4 +296,11 @@ def _body_of(connection: http.client.HTTPConnection) -> bytes:
     return body
 
 
-ROWS: dict[str, Row] = {"killed": killed, "join": join, "rolling": rolling, "write": write}
+ROWS: dict[str, Row] = {
+    "killed": killed,
+    "join": join,
+    "rolling": rolling,
+    "write": write,
+    "hearers": hearers,
+    "status": status,
+}

@@ -57,7 +57,7 @@ def table(measured: Sequence[Measured]) -> Table:
 
 
 def markdown(measured: Sequence[Measured]) -> str:
-    """The table as docs/benchmarks.md has it."""
+    """The table in Markdown."""
     lines = ["| row | what | goal | measured | met |", "| --- | --- | ---: | ---: | ---: |"]
     lines += [
         f"| `{one.row}` | {one.what} | {one.goal_shown} | {shown(one.value, one.unit)} | {'yes' if one.met else 'no'} |"

@@ -170,16 +170,15 @@ class Demo:
 
     def make_dataset(self) -> None:
         """Write the shards and upload each as soon as it is there, past the simulated network."""
-        from tests.bench.dataset import write_shards
-
         self._bucket.make_bucket(BUCKET)
-        client = self._bucket.client()
-        written = write_shards(
-            self._directory / "shards", self.plan.shards, self.plan.samples_per_shard, os.cpu_count() or 1
-        )
-        with contextlib.closing(client), Steps(self._console) as progress:
+        with contextlib.closing(self._bucket.client()) as client, Steps(self._console) as progress:
             task = progress.begin("writing JPEG images into shards, uploading", total=self.plan.shards)
-            for shard in written:
+            # It imports torch, which takes seconds.
+            from tests.bench.dataset import write_shards
+
+            for shard in write_shards(
+                self._directory / "shards", self.plan.shards, self.plan.samples_per_shard, os.cpu_count() or 1
+            ):
                 client.upload_file(str(shard.path), BUCKET, shard.path.name)
                 self._shards.append(shard)
                 progress.advance(task)

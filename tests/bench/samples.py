@@ -7,6 +7,10 @@ clients another. All connections read whole objects of 10 kB.
     cold      each object once: objects a second, CPU each, and the share of the next pass that the bucket is asked for
     warm      in random order over all, at once after the cold pass and once all has settled, beside one fixed object
     restart   after SIGTERM and after SIGKILL: how long until it serves, what the bucket is asked for, reads a second
+    starts    (`--only starts`) the blocks of so many objects written without a proxy: the CPU of a start by reading all
+              headers, after SIGKILL and after SIGTERM; and the memory and the notes of an object
+    list      (`--only list`) so many names listed page by page, direct, through the proxy, and again; and `find` over a
+              mount of them
     memory    what the proxy grows by for each object, and for each of the second half of the cold pass, when open files
               and answers in memory are at their bounds; and the disk, by the bytes of the objects
 """
@@ -26,7 +30,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench import procs
+from tests.bench import procs, sample_lists, sample_starts
 from tests.bench.clients import Took, Wanted, wrk, wrk_fixed, wrk_once
 from tests.bench.targets import NGINX
 from tests.support.bucket import Bucket
@@ -40,25 +44,33 @@ NAME = "samples"
 OBJECT_BYTES = 10_000
 CONNECTIONS = 16
 _WARM_S = 5
+_APART = {"starts": sample_starts.measured, "list": sample_lists.measured}
 GOALS = {
     "cold: objects/s": ">= 1,000", "cold: CPU ms an object": "<= 0.9", "cold: not kept, %": "<= 1",
     "warm at once / one fixed object": ">= 0.6", "warm settled / one fixed object": ">= 0.6",
     "memory: bytes an object": "<= 500", "disk: x the objects": "<= 1.25",
     "restart, SIGTERM: s until the index is read": "<= 3", "restart, SIGTERM: the bucket is asked, %": "<= 1",
     "restart, SIGKILL: the bucket is asked, %": "<= 1",
+    "start after SIGTERM: CPU s": "<= 3", "start after SIGKILL: objects per CPU s": ">= 100,000",
+    "LIST, the first time / direct": "<= 1.1", "LIST, later / direct": "<= 0.3",
+    "find over the mount, the first time / LIST direct": "<= 1.1", "find over the mount, later / LIST direct": "<= 0.3",
+    "mount: bytes a name": "<= 150",
 }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=30_000, help="number of objects (%(default)s)")
+    parser.add_argument("--only", choices=["all", *_APART], default="all", help="which rows (%(default)s)")
     parser.add_argument("--busy", type=int, default=0, help="processes of other work on each core (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     chosen = parser.parse_args()
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
     results: dict[str, float] = {}
     print("| measured | | goal |\n| --- | --- | --- |")
-    for name, value in measured(chosen.objects, busy=chosen.busy):
+    apart = _APART.get(chosen.only)
+    rows = measured(chosen.objects, busy=chosen.busy) if apart is None else apart(chosen.objects)
+    for name, value in rows:
         results[name] = value
         print(f"| {name} | {value:,.{0 if value >= 100 else 2}f} | {GOALS.get(name, '')} |", flush=True)
     if chosen.json is not None:

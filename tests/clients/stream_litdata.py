@@ -29,7 +29,11 @@ def write(url: str) -> None:
     to = str(Path("optimized").absolute()) if PLAIN else url
     options = {} if PLAIN else OPTIONS
     numbers = list(range(SAMPLES))
-    litdata.optimize(made, numbers, output_dir=to, chunk_bytes=8 * SAMPLE_BYTES, num_workers=1, storage_options=options)
+    # A worker that is spawned would import torch and litdata anew.
+    litdata.optimize(
+        made, numbers, output_dir=to, chunk_bytes=8 * SAMPLE_BYTES, num_workers=1, storage_options=options,
+        start_method="fork",
+    )  # fmt: skip
     if PLAIN:
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         client = boto3.client("s3")

@@ -17,6 +17,8 @@ from tests.support.forkserver import Server
 from tests.support.proxy import Keys, Proxy, serving_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.bucket import Bucket
     from tests.support.tls import Certificate
 
@@ -45,16 +47,22 @@ def streamed(server: Server, kind: str, access: Access, *acts: str) -> list[str]
     return [line for line in said if line.partition(" ")[0].isdecimal()]
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Most of a process's time goes into imports, of torch above all."""
+    require(["litdata", "streaming"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with Server("boto3", "litdata", "tests.clients.mosaicml") as running:
+            yield running
+
+
 # litdata's Rust client takes no http.
-@pytest.mark.parametrize(
-    ("kind", "module", "imported", "tls"),
-    [("litdata", "litdata", "litdata", True), ("mosaicml", "streaming", "tests.clients.mosaicml", False)],
-)
+@pytest.mark.parametrize(("kind", "tls"), [("litdata", True), ("mosaicml", False)])
 def test_a_dataset_is_the_same_whichever_side_wrote_it_and_is_filled_once(
-    kind: str, module: str, imported: str, tls: bool, bucket: Bucket, certificate: Certificate, tmp_path: Path,
+    kind: str, tls: bool, server: Server, bucket: Bucket, certificate: Certificate, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    require([module])
     bucket.make_bucket(NAME)
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS_FILE)
@@ -71,8 +79,7 @@ def test_a_dataset_is_the_same_whichever_side_wrote_it_and_is_filled_once(
 
     theirs, ours = f"s3://{NAME}/{kind}/direct", f"s3://{NAME}/{kind}/through"
     flags: dict[str, Any] = {"tls_cert": certificate.chain, "tls_key": certificate.key} if tls else {}
-    # Most of a process's time goes into imports, of torch above all.
-    with Server("boto3", imported) as server, Proxy(bucket, auth="sigv4", clients=clients, **flags) as proxy:
+    with Proxy(bucket, auth="sigv4", clients=clients, **flags) as proxy:
         streamed(server, kind, through("through-writer"), "write", ours)
         assert streamed(server, kind, direct("direct"), "write", theirs, "read", ours) == lines()
         proxy.settle()

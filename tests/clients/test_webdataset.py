@@ -10,7 +10,6 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import fsspec
 import pytest
 import webdataset as wds
 
@@ -18,7 +17,7 @@ from tests.support.bucket import Bucket
 from tests.support.child import program
 from tests.support.client_access import Access
 from tests.support.proxy import ANY_KEYS, Proxy
-from tests.support.s3_clients import Boto3, PresignedV2, PresignedV4, s3fs_options
+from tests.support.s3_clients import Boto3, PresignedV2, PresignedV4, S3Fs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,11 +95,8 @@ def plain_url(access: Access, key: str) -> Samples:
 
 
 def fsspec_opener(access: Access, key: str) -> Samples:
-    fs = fsspec.filesystem("s3", skip_instance_cache=True, **s3fs_options(access))
-    try:
-        return by_opener(lambda url: fs.open(f"{NAME}/{url}", "rb"), key)
-    finally:
-        type(fs).close_session(fs.loop, fs._s3)
+    with contextlib.closing(S3Fs(access)) as client:
+        return by_opener(lambda url: client.fs.open(f"{NAME}/{url}", "rb"), key)
 
 
 def boto3_opener(access: Access, key: str) -> Samples:

@@ -22,7 +22,7 @@ from outrider.core.cache.policies import POLICIES
 from outrider.core.model import Headers, ObjectRef, ObjectVersion
 from outrider.core.packed_version import unpack
 from outrider.metrics import Metrics
-from outrider.ports import Belief, Name
+from outrider.ports import Belief, Clock, Name
 from tests.support.child import open_below
 from tests.support.fakes import FakeClock, ramp
 
@@ -87,6 +87,10 @@ class Believed:
     def belief(self, origin: str, version: ObjectVersion) -> Belief:
         return Belief(version, self.ages.get(version.ref))
 
+    def confirmed_at(self, wall_clock: Clock, meta: BlockMeta) -> float:
+        age_s = self.ages.get(meta.version.ref)
+        return 0.0 if age_s is None else wall_clock() - age_s
+
     def doubt(self, name: Name, for_s: float) -> None:
         self.doubted[name] = for_s
 
@@ -106,9 +110,10 @@ class Disk:
         self.clock = FakeClock()
         self.believed = Believed()
         self.capacity = capacity
+        self.policy = POLICIES[policy]()
         self.store = DiskBlockStore(
             [StoreDisk(directory.open(root), DiskBudget(capacity, min_free), self.metrics, self.clock)],
-            POLICIES[policy](), self.metrics, self.clock, open_files=open_files, verify_always=verify_always,
+            self.policy, self.metrics, self.clock, open_files=open_files, verify_always=verify_always,
         )  # fmt: skip
         self.recovery = Recovery(self.store, self.believed)
 
@@ -208,7 +213,8 @@ WRITINGS = [write_whole, write_in_parts, write_at_once]
 
 async def restarted(disk: Disk, *, clean: bool, capacity: int | None = None, policy: str = "lru") -> Disk:
     if clean:
-        await disk.recovery.index() if not disk.recovery._disks[0]._whole else None
+        if not disk.believed.is_whole:
+            await disk.recovery.index()
         await disk.recovery.save()
     disk.close()
     fresh = Disk(disk.root, capacity or disk.capacity, policy=policy)

@@ -43,6 +43,8 @@ from tests.support.engine import slot_of
 
 pytestmark = pytest.mark.parametrize("root", ["disk", "memory"], indirect=True)
 
+EACH_TIME = "verified each time"
+
 
 @pytest.fixture
 def strange(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +118,26 @@ async def test_reads_of_open_files_are_reported_to_the_policy(root: Path) -> Non
     disk.close()
 
 
-@pytest.mark.parametrize("why", ["unverified", "verified each time"])
-async def test_an_open_file_whose_bytes_must_be_verified_is_not_given(why: str, disk: Disk) -> None:
+async def test_an_open_file_whose_bytes_must_be_verified_is_not_given(disk: Disk) -> None:
     await disk.write(meta_of(0))
     assert disk.store.open_file(meta_of(0).key) is not None
     assert disk.store.open_file(meta_of(1).key) is None
-    await WAITS[why](disk)
+    await _unverified(disk)
     assert disk.store.open_file(meta_of(0).key) is None
+
+
+@pytest.mark.parametrize("why", ["verified", EACH_TIME])
+async def test_an_open_file_that_is_verified_each_time_is_not_given(why: str, root: Path) -> None:
+    disk = disk_for(why, root)
+    before = open_fds(root)
+    await disk.write(meta_of(0))
+    assert (disk.store.is_verified(meta_of(0).key), open_fds(root)) == (True, before + 1)
+    assert (disk.store.open_file(meta_of(0).key) is None) == (why == EACH_TIME)
+    for lease in (disk.store.lease_open(meta_of(0).key), disk.store.lease_at_once(meta_of(0).key)):
+        assert (lease is None) == (why == EACH_TIME)
+        if lease is not None:
+            lease.release()
+    disk.close()
 
 
 async def test_a_block_whose_closed_file_is_read_from_the_loop_is_no_victim(root: Path) -> None:
@@ -136,12 +151,12 @@ async def test_a_block_whose_closed_file_is_read_from_the_loop_is_no_victim(root
     disk.close()
 
 
+def disk_for(why: str, root: Path, *, open_files: int = 256) -> Disk:
+    return Disk(root, verify_always=why == EACH_TIME, open_files=open_files)
+
+
 async def _unverified(disk: Disk) -> None:
     slot_of(disk.store, meta_of(0).key).verified = False
-
-
-async def _verified_each_time(disk: Disk) -> None:
-    disk.store._verify_always = True
 
 
 async def _another(disk: Disk) -> None:
@@ -163,19 +178,20 @@ async def _link(disk: Disk) -> None:
 
 
 WAITS: dict[str, Callable[[Disk], Awaitable[None]]] = {
-    "unverified": _unverified, "verified each time": _verified_each_time, "another's file": _another, "no file": _gone,
-    "a disk that hangs": _hung, "a link": _link,
+    "unverified": _unverified, "another's file": _another, "no file": _gone, "a disk that hangs": _hung,
+    "a link": _link,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("why", WAITS)
+@pytest.mark.parametrize("why", [EACH_TIME, *WAITS])
 async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_open(why: str, root: Path) -> None:
-    disk = Disk(root, open_files=1)
+    disk = disk_for(why, root, open_files=1)
     await disk.write(meta_of(0), meta_of(1), meta_of(2))
     # The file of the first is closed for that of the second.
     for index in (0, 1):
-        given(disk.store.lease_at_once(meta_of(index).key)).release()
-    await WAITS[why](disk)
+        given(await disk.store.lease(meta_of(index).key)).release()
+    if why in WAITS:
+        await WAITS[why](disk)
     before = open_fds(root)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
@@ -183,15 +199,16 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
     assert slot_of(disk.store, meta_of(0).key).file is None
     if (page_in := disk.store.page_in(meta_of(0).key, 0, BLOCK)) is not None:
         page_in()  # the read that follows reports the error
-    assert (page_in is None) == (why in ("unverified", "verified each time", "a disk that hangs"))
+    assert (page_in is None) == (why in ("unverified", EACH_TIME, "a disk that hangs"))
     assert open_fds(root) == before
     disk.close()
 
 
-@pytest.mark.parametrize("why", ["verified", *WAITS])
-async def test_a_block_that_is_unverified_can_be_prepared(why: str, disk: Disk) -> None:
+@pytest.mark.parametrize("why", ["verified", EACH_TIME, *WAITS])
+async def test_a_block_that_is_unverified_can_be_prepared(why: str, root: Path) -> None:
+    disk = disk_for(why, root)
     await disk.write(meta_of(0), meta_of(1))
-    if why != "verified":
+    if why in WAITS:
         await WAITS[why](disk)
     prepare = disk.store.prepare(meta_of(0).key)
     assert (prepare is not None) == (why == "unverified")
@@ -200,12 +217,14 @@ async def test_a_block_that_is_unverified_can_be_prepared(why: str, disk: Disk) 
         lease = given(disk.store.lease_at_once(meta_of(0).key))
         assert os.pread(lease.block.fd, BLOCK, lease.block.payload_offset) == payload_of(meta_of(0))
         lease.release()
+    disk.close()
 
 
-@pytest.mark.parametrize("why", ["verified", *WAITS])
-async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path, disk: Disk) -> None:
+@pytest.mark.parametrize("why", ["verified", EACH_TIME, *WAITS])
+async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path) -> None:
+    disk = disk_for(why, root)
     await disk.write(meta_of(0), meta_of(1))
-    if why != "verified":
+    if why in WAITS:
         await WAITS[why](disk)
     before = open_fds(root)
     done = disk.store.verify_at_once(meta_of(0).key)
@@ -217,6 +236,7 @@ async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path,
     else:
         assert open_fds(root) == before
     assert not disk.store.verify_at_once(meta_of(0).key)
+    disk.close()
 
 
 # Offsets of bytes: of the payload, its checksum, the header's checksum, the header's unused bytes, and its padding.
@@ -468,7 +488,7 @@ async def test_files_of_the_release_before_are_read_after_a_start(root: Path) ->
 
 def paged(meta: BlockMeta) -> bytes:
     """The block's file in format 1."""
-    return sealed_header(block_file._meta_json(meta), PayloadChecksum(payload_of(meta)).digest()) + payload_of(meta)
+    return sealed_header(block_file.meta_json(meta), PayloadChecksum(payload_of(meta)).digest()) + payload_of(meta)
 
 
 @pytest.mark.parametrize(("number", "leased"), [(errno.EAGAIN, False), (errno.EIO, False), (errno.EOPNOTSUPP, True)])

@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from yarl import URL
@@ -209,7 +209,7 @@ async def test_a_body_that_nobody_reads_is_left_in_the_socket() -> None:
         reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
         for _ in range(500):
             await asyncio.sleep(0)
-        connection = reply._connection  # type: ignore[attr-defined]
+        connection = connection_of(reply)
         assert connection.held_bytes <= 512 * 1024
         reply.close()
 
@@ -275,11 +275,15 @@ async def test_a_connection_whose_reply_was_left_unread_hears_that_the_server_en
     left = asyncio.Event()
     async with listening(once) as port, client_of() as client:
         reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
-        connection = reply._connection  # type: ignore[attr-defined]
+        connection = connection_of(reply)
         await until(lambda: connection.held_bytes == size)
         reply.close()
         left.set()
         await until(lambda: not connection.is_open)
+
+
+def connection_of(reply: Any) -> Any:
+    return reply._connection
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -177,13 +177,14 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def http_world(
-    bucket: Bucket, simulator: Simulator, *, in_threads: bool, endpoint: str = "", sink: type[Sink] = Sink
-) -> AsyncIterator[World]:
+    bucket: Bucket, simulator: Simulator, *, in_threads: bool, endpoint: str = "", sink: type[Sink] = Sink,
+    metrics: Metrics | None = None,
+) -> AsyncIterator[World]:  # fmt: skip
     """`endpoint` of the simulator; empty: its own."""
     bucket.make_bucket(NAME)
 
     def origin(endpoint: str) -> HttpOrigin:
-        return HttpOrigin(endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=8, receivers=1)
+        return HttpOrigin(endpoint, REGION, Keys(bucket), metrics or Metrics(), time.time, connections=8, receivers=1)
 
     real, nowhere = origin(endpoint or simulator.endpoint), origin("http://127.0.0.1:9")
     await real.open()
@@ -457,10 +458,10 @@ async def test_the_origins_name_is_its_endpoint(world: World) -> None:
 async def test_what_came_of_a_reply_that_is_given_up_is_counted(
     in_threads: bool, bucket: Bucket, simulator: Simulator, key: str
 ) -> None:
-    async with http_world(bucket, simulator, in_threads=in_threads) as world:
+    metrics = Metrics()
+    async with http_world(bucket, simulator, in_threads=in_threads, metrics=metrics) as world:
         await world.put(key, DATA[:60_000])
         origin = world.origin
-        metrics = cast("HttpOrigin", origin._origin if isinstance(origin, InThreads) else origin)._metrics
         counted = partial(metrics.value, "outrider_duplicate_origin_bytes_total", cause="hedge")
         async with reply_to(origin, OriginRequest("GET", NAME, key)) as reply:
             inner = cast("ReceivedReply", reply)

@@ -173,7 +173,6 @@ def test_a_receiver_that_dies_or_stops_costs_no_reader_an_error(
     number: signal.Signals, proxy: Proxy, front: TlsFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.2)
-    monkeypatch.setattr(module, "_BOOT_S", 0.5)
     assert read(proxy, "before") == DATA
     front.hold(300_000)
     got: list[bytes] = []
@@ -404,6 +403,7 @@ async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(
 ) -> None:
     """And by another one, once its certificate and the authority are others."""
     monkeypatch.setattr(module, "_IDLE_S", inf)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
     before, after = trustme.CA(), trustme.CA()
     owner, edge = PeerTls(*write_identity(tmp_path / "1", before)), PeerTls(*write_identity(tmp_path / "2", before))
     service, metrics = FakeMember(hello_of("owner")), Metrics()
@@ -424,7 +424,6 @@ async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(
                 wire.client._client.bulk.idle.close()  # type: ignore[union-attr]
                 async with asyncio.timeout(60):
                     while receivers.pids:
-                        receivers._look()
                         await asyncio.sleep(0.01)
             sink = Placed()
             async with wire.client.read(wire.member, question) as reply:
@@ -439,6 +438,7 @@ async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(
     assert metrics.value("outrider_receivers") == 0
 
 
+@pytest.mark.one_python
 def test_ten_thousand_blocks_come_whole_over_a_line_that_breaks(bucket: Bucket, front: TlsFront) -> None:
     """10,000 in `make soak`."""
     bucket.make_bucket(NAME)
@@ -460,6 +460,7 @@ def test_ten_thousand_blocks_come_whole_over_a_line_that_breaks(bucket: Bucket, 
     client.close()
 
 
+@pytest.mark.one_python
 def test_a_disk_that_hangs_behind_a_receiver_costs_no_reader_an_error(
     bucket: Bucket, front: TlsFront, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from outrider.settings import Size
 from tests.contract.disk_store import FILE, HEADER, Believed, flip, meta_of, on_disk, payload_of, read_through
-from tests.support.engine import cleaned, slot_of
+from tests.support.engine import cleaned
 from tests.support.fakes import FakeClock
 from tests.support.faulty_disk import SickDisk
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from outrider.core.cache.block_file import BlockMeta
 
 KIB = 1024
+# Few, so that reads of other blocks close the files of a block.
+OPEN_FILES = 5
 
 
 class Disks:
@@ -51,7 +53,7 @@ class Disks:
         if not isinstance(size, int):
             for disk, capacity in zip(self.disks, size, strict=True):
                 disk.budget.capacity_bytes = capacity
-        self.store = DiskBlockStore(self.disks, Lru(), self.metrics, self.clock)
+        self.store = DiskBlockStore(self.disks, Lru(), self.metrics, self.clock, open_files=OPEN_FILES)
         runs = Runs.of([disk.directory for disk in self.disks]) if len(roots) > 1 else None
         self.touched = [WrittenNamesFile(disk.directory, disk.work, runs=runs) for disk in self.disks]
         self.recovery = Recovery(
@@ -81,19 +83,10 @@ class Disks:
         """Those on each disk."""
         return [[meta for meta in metas if self.store.disk_of(meta.key) is disk] for disk in self.disks]
 
-    def close_files(self) -> None:
-        """The next read of each block opens its file."""
-        for block in self.store.present():
-            self.store._close(block, slot_of(self.store, block))
-
     async def tidied(self) -> None:
         await self.store.sweep()
         for disk in self.disks:
             await cleaned(disk)
-
-    async def look(self, number: int) -> bool:
-        """As the watch of the disk does."""
-        return await self.recovery._disks[number].look()
 
     def check(self) -> None:
         """The bytes in each directory are those that are accounted there, and all of them are of blocks."""
@@ -195,7 +188,6 @@ async def test_a_disk_that_fails_takes_only_its_own_blocks_and_is_used_again_onc
     await disks.write(*METAS[:30])
     sick_ones, sound_ones = disks.on(METAS[:30])
     caplog.set_level(logging.INFO)
-    disks.close_files()
     with SickDisk(roots[0]) as sick:
         sick.fail(["open", "pread", "write", "create", "rename", "unlink", "statvfs"], errno.EIO)
         assert await disks.held(sound_ones) == len(sound_ones)
@@ -207,11 +199,11 @@ async def test_a_disk_that_fails_takes_only_its_own_blocks_and_is_used_again_onc
         assert [len(on) for on in disks.on(METAS)] == [0, 60]
         assert disks.disks[0].state == ("failing", "Input/output error")
         assert disks.metrics.value("outrider_disk_works", disk=str(roots[0])) == 0
-        assert not await disks.look(0)
+        assert not await disks.recovery.look(0)
         await disks.store.sweep()
     assert disks.metrics.value("outrider_disk_errors_total", disk=str(roots[0]))
     assert not disks.metrics.value("outrider_disk_errors_total", disk=str(roots[1]))
-    await disks.look(0)
+    await disks.recovery.look(0)
     assert disks.disks[0].state == ("works", "")
     said = [record.message for record in caplog.records if "cache disk" in record.message]
     assert said.count("cache disk left out") == said.count("cache disk works again") == 1
@@ -242,7 +234,7 @@ async def test_a_disk_that_hangs_keeps_one_reader_waiting_and_gives_its_blocks_a
         assert disks.store.lease_open(hung[1].key) is None
         await disks.write(hung[0])
         assert await disks.held([hung[0], *sound]) == 1 + len(sound)
-        looking = asyncio.create_task(disks.look(0))
+        looking = asyncio.create_task(disks.recovery.look(0))
         sick.release()
         assert not await looking
     assert not disks.disks[0].work.is_unreachable
@@ -277,13 +269,45 @@ async def test_a_disk_that_hangs_does_not_stop_the_scrubber_on_the_others(
     assert disks.disks[0].blocks == len(hung)
 
 
+async def test_the_notes_of_a_disk_that_hangs_hold_up_no_other_ones(disks: Disks, roots: list[Path]) -> None:
+    await disks.recovery.index()
+    await disks.write(*METAS[:30])
+    with SickDisk(roots[0]) as sick:
+        sick.hold("open", "create")
+        hanging = asyncio.create_task(disks.recovery.note(0))
+        await disks.recovery.note(1)
+        assert (roots[1] / "landed").exists()
+        assert not (roots[0] / "landed").exists()
+        sick.release()
+        await hanging
+    assert (roots[0] / "landed").exists()
+
+
+async def test_blocks_are_noted_while_the_scan_of_another_disk_hangs(disks: Disks, roots: list[Path]) -> None:
+    await disks.recovery.index()
+    await disks.write(*METAS[:30])
+    disks.store.close()
+    again = Disks(roots)
+    with SickDisk(roots[0]) as sick:
+        sick.hold("open")
+        scan = asyncio.create_task(again.recovery.index())
+        async with asyncio.timeout(60):
+            while not (roots[1] / "landed").exists():
+                await asyncio.sleep(0)
+                await again.recovery.note(1)
+        assert not scan.done()
+        sick.release()
+        await scan
+    again.store.close()
+
+
 async def test_an_older_file_of_a_block_goes_before_the_block_is_written_there_again(
     disks: Disks, roots: list[Path]
 ) -> None:
     await disks.write(METAS[0])
     disk = disks.store.disk_of(METAS[0].key)
     assert disk is not None
-    disks.close_files()
+    await disks.write(*METAS[1 : 1 + OPEN_FILES])
     with SickDisk(disk.directory.root) as sick:
         sick.fail(["open", "pread"], errno.EIO)
         assert not await disks.has(METAS[0])
@@ -320,10 +344,10 @@ async def test_a_disk_that_is_replaced_while_running_is_taken_up(disks: Disks, r
     await disks.write(*METAS)
     lost, kept = disks.on(METAS)
     roots[0].rename(roots[0].with_name("away"))
-    assert not await disks.look(0)
+    assert not await disks.recovery.look(0)
     assert disks.disks[0].state[0] == "failing"
     roots[0].mkdir()
-    assert await disks.look(0)
+    assert await disks.recovery.look(0)
     assert disks.disks[0].state == ("works", "")
     assert not any(disks.store.has(meta.key) for meta in lost)
     assert await disks.held(kept) == len(kept)
@@ -341,23 +365,24 @@ async def test_a_disk_that_comes_back_gives_the_blocks_that_nobody_filled_since(
     await disks.recovery.index()
     await disks.write(*METAS)
     lost, kept = disks.on(METAS)
+    assert await disks.held(lost[:5]) == 5
     away = roots[0].with_name("away")
     roots[0].rename(away)
-    assert not await disks.look(0)
+    assert not await disks.recovery.look(0)
     assert await disks.held(lost[:5]) == 5  # their files are open
-    disks.close_files()
+    assert await disks.held(kept[:OPEN_FILES]) == OPEN_FILES  # and now those of others
     assert await disks.held(lost[:5]) == 0
     await disks.write(*lost[:5])
     assert disks.on(lost[:5]) == [[], lost[:5]]
     roots[0].mkdir()
-    assert await disks.look(0)
+    assert await disks.recovery.look(0)
     shutil.rmtree(roots[0])
     away.rename(roots[0])
     # Nobody knows what was written meanwhile: no version is recalled, and none is believed after a crash.
     with SickDisk(roots[0]) as sick:
         sick.fail(["unlink"], errno.EIO)
-        assert not await disks.look(0)
-    assert await disks.look(0)
+        assert not await disks.recovery.look(0)
+    assert await disks.recovery.look(0)
     assert await disks.held(METAS) == 60
     assert disks.on(METAS) == [lost[5:], [meta for meta in METAS if meta in kept or meta in lost[:5]]]
     assert disks.believed.versions == []
@@ -367,12 +392,14 @@ async def test_a_disk_that_comes_back_gives_the_blocks_that_nobody_filled_since(
 
 
 async def test_a_take_up_waits_for_the_blocks_that_are_being_written(disks: Disks, roots: list[Path]) -> None:
-    meta = next(meta for meta in METAS if disks.store._in_order(meta.key)[0] is disks.disks[0])
+    await disks.write(*METAS)
+    meta = disks.on(METAS)[0][0]
+    await disks.store.drop(each.key for each in METAS)
     writer = await disks.store.create(meta)
     await writer.write(0, [payload_of(meta)[:100]])
     roots[0].rename(roots[0].with_name("away"))
     roots[0].mkdir()
-    looking = asyncio.create_task(disks.look(0))
+    looking = asyncio.create_task(disks.recovery.look(0))
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert not looking.done()
@@ -395,8 +422,7 @@ async def test_a_disk_that_is_missing_at_the_start_is_taken_up_once_it_is_there(
     assert len(disks.on(METAS)[1]) == 60
     beneath.parent.unlink()
     beneath.mkdir(parents=True)
-    assert await disks.look(0)
-    await disks.recovery._divide()
+    assert await disks.recovery.look(0)
     assert [disk.budget.capacity_bytes for disk in disks.disks] == [200 * FILE, 200 * FILE]
     more = [meta_of(index) for index in range(60, 90)]
     await disks.write(*more)
@@ -427,9 +453,8 @@ async def test_a_disk_that_does_not_answer_at_the_start_is_taken_up_once_it_does
         assert await disks.held(on[1]) == len(on[1])
     async with asyncio.timeout(10):
         # The call that came too late has the lock for a moment.
-        while not await disks.look(0):
+        while not await disks.recovery.look(0):
             await asyncio.sleep(0.001)
-    await disks.recovery._divide()
     assert await disks.held(METAS) == 60
     disks.check()
     disks.store.close()
@@ -487,7 +512,7 @@ async def test_a_name_that_is_written_is_noted_on_every_disk(disks: Disks) -> No
     await files.note([ObjectRef("bucket", "other")])
     assert b"other" not in disks.disks[0].directory.touched.read_bytes()
     assert b"other" in disks.disks[1].directory.touched.read_bytes()
-    assert not await disks.look(0)
+    assert not await disks.recovery.look(0)
     assert [disk.directory.touched.exists() for disk in disks.disks] == [False, True]
 
 

@@ -1,4 +1,5 @@
-"""The frameworks of docs/frameworks.md that are run, by the name in the mark `run=NAME` of their blocks."""
+"""The frameworks of docs/frameworks.md that are run, by the name in the mark `run=NAME` of their blocks. Code that only
+writes is in writes.md beside this module."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = ROOT / "docs" / "frameworks.md"
+WRITTEN = ROOT / "tests" / "frameworks" / "writes.md"
 RUN, WRITES = "run=", "writes="
 # The requirements of each framework's own environment. None: it is installed with the tests (pyproject.toml's extras).
 REQUIREMENTS: dict[str, tuple[str, ...] | None] = {
@@ -43,8 +45,8 @@ NEED_TORCHVISION = frozenset({"mosaicml-streaming"})
 
 
 def blocks(name: str) -> list[Block]:
-    """The blocks of a framework, in the page's order."""
-    return [block for block in blocks_of(PAGE) if f"{RUN}{name}" in block.marks]
+    """The blocks of a framework, in the order of the two pages."""
+    return [block for page in (PAGE, WRITTEN) for block in blocks_of(page) if f"{RUN}{name}" in block.marks]
 
 
 def value(block: Block, mark: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs the blocks of docs/frameworks.md with the framework that they name, as the children of `outrider run`.
+"""Runs the blocks of docs/frameworks.md and of writes.md with the framework that they name, by `outrider run`.
 
 The child knows no address of the bucket but the proxy's. A second run of a block that reads must be served from the
 cache.

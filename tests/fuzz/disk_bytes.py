@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from outrider.adapters.disk import index_snapshot
+from outrider.adapters.disk import index_snapshot, snapshot_page
 from outrider.adapters.sealed_file import BadFile, DigestFormat, JsonFormat, LinesFormat
 from outrider.adapters.state import pin_file, warmup_file
 from outrider.core.ahead.dataset import saved_datasets
@@ -50,7 +50,7 @@ def header_of_a_block(data: bytes) -> None:
         assert block_file.decode_header(block_file.Header(meta).sealed(checksum)) == (meta, checksum)
 
 
-@target(block_file._meta_json(_META), bytes_max=2 * PAGE_BYTES)
+@target(block_file.meta_json(_META), bytes_max=2 * PAGE_BYTES)
 def header_of_a_block_sealed(data: bytes) -> None:
     """A block that is described is described the same when its header is written anew."""
     try:
@@ -72,14 +72,18 @@ _FACTS = index_snapshot.SnapshotFacts(
 _SNAPSHOT = b"".join(index_snapshot.encode([_META, _META], _FACTS))
 
 
-@target(_SNAPSHOT, b"\n".join(_SNAPSHOT.split(b"\n")[1:-2]))
+_HEAD, _PAGE = _SNAPSHOT.split(b"\n")[1:-2]
+
+
+@target(_SNAPSHOT, _HEAD + b"\n" + _PAGE.partition(b" ")[2])
 def snapshot_of_the_index(data: bytes) -> None:
     """Nonsense under a right checksum is a snapshot that can be written anew, or a bad file."""
     with suppress(BadFile):
         index_snapshot.decode(data)
-    lines = [line + b"\n" for line in data.split(b"\n")]
+    head, *pages = [line + b"\n" for line in data.split(b"\n")]
+    lines = [head, *map(snapshot_page.sealed, pages)]
     try:
-        metas = [meta for meta, *_ in index_snapshot.decode(b"".join(LinesFormat("outrider index", 4).encode(lines)))]
+        metas = [meta for meta, *_ in index_snapshot.decode(b"".join(LinesFormat("outrider index", 5).encode(lines)))]
     except BadFile:
         return
     for meta in metas:
@@ -124,7 +128,7 @@ def state_file(data: bytes) -> None:
 
 def _pins(entries: list[Any]) -> None:
     with suppress(OSError, ValueError, TypeError, KeyError):
-        for pin in map(pin_file._pin_of, entries):
+        for pin in map(pin_file.pin_of, entries):
             pin.body.encode("utf-8", "surrogateescape")
             for (bucket, key), _ in pin.objects:
                 (bucket + key).encode("utf-8", "surrogateescape")
@@ -137,4 +141,4 @@ def _members(entries: list[Any]) -> None:
 
 def _warmups(entries: list[Any]) -> None:
     with suppress(OSError, ValueError, TypeError):
-        list(map(warmup_file._warmup_of, entries))
+        list(map(warmup_file.warmup_of, entries))

@@ -19,6 +19,8 @@ from outrider.core.cluster.messages import (
     DatasetShares,
     Forget,
     Hello,
+    ListedPage,
+    ListRequest,
     OrderNotice,
     PinPage,
     PinReport,
@@ -132,6 +134,7 @@ _MESSAGES: tuple[Any, ...] = (
     OrderNotice("n", 1, 2, 3, "c", (_REF,), 0, 12),
     ReadsNotice("n", 2, (BegunRead("10.0.0.1", _REF, 5, 0.5),)),
     DatasetShares((DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
+    ListRequest("n", "b", (("prefix", "a/"),)), ListedPage(1.5, (("etag", "x"),), b"page"),
     SharesRequest("n"), HeldBlocks((None, (b"1" * 16, 2, 3))), PinPage("c", 1.0, b"s3://b/k", _OBJECTS, more=True),
     PinsReport((PinReport("o", "n", 1.0, has_ended=False),)),
 )  # fmt: skip

@@ -50,6 +50,26 @@ def test_health_and_readiness_are_answered(proxy: Proxy) -> None:
     assert (look(proxy, "/healthz").status, look(proxy, "/readyz").status) == (200, 503)
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/datasets", r'"objects": \[\[\d+, 10, 10\]\]'),
+        ("/status", r'"cached_bytes": 10\b'),
+        ("/metrics", r'outrider_dataset_cached_bytes\{dataset="other"\} 4096'),
+    ],
+)
+def test_what_was_cached_is_shown_before_the_planner_learns_of_it_by_itself(
+    path: str, shown: str, proxy: Proxy
+) -> None:
+    async def stop() -> None:
+        proxy.outrider.prefetch.stop()
+
+    proxy.on_loop(stop)
+    ask(proxy.address, "GET", f"/{NAME}/dir/key")
+    proxy.settle()
+    assert re.search(shown, look(proxy, path).body.decode())
+
+
 def test_metrics_and_status_count_the_requests(proxy: Proxy) -> None:
     for method, key in (("GET", "dir/key"), ("GET", "dir/key"), ("GET", "nothing"), ("PROPFIND", "dir/key")):
         ask(proxy.address, method, f"/{NAME}/{key}")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # These pages begin with nothing. The others need the proxy and the bucket of the quick start.
 FROM_NOTHING = {
     ROOT / "README.md",
+    ROOT / "docs" / "buckets.md",
     ROOT / "docs" / "quickstart.md",
     ROOT / "docs" / "kubernetes.md",
     ROOT / "charts" / "outrider" / "README.md",

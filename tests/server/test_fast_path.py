@@ -12,7 +12,6 @@ import socket
 import sys
 from collections import Counter
 from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,7 +73,7 @@ def _warm(proxy: Proxy, keys: Keys) -> None:
 def watched(bucket: Bucket) -> Iterator[Watched]:
     # Nothing reads the blocks in the background: a test counts descriptors.
     quiet: dict[str, Any] = {"scrub_bandwidth": "0", "verify_origin": "off"}
-    with Proxy(bucket, block_size="1MiB", freshness="immutable", **quiet) as proxy:
+    with Proxy(bucket, block_size=str(BLOCK), freshness="immutable", **quiet) as proxy:
         _warm(proxy, ("anybody", "anything"))
         yield Watched(proxy)
 
@@ -83,7 +82,7 @@ def watched(bucket: Bucket) -> Iterator[Watched]:
 def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     clients = tmp_path_factory.mktemp("watched") / "clients.toml"
     clients.write_text(CLIENTS)
-    with Proxy(bucket, block_size="1MiB", freshness="immutable", auth="sigv4", clients=clients) as proxy:
+    with Proxy(bucket, block_size=str(BLOCK), freshness="immutable", auth="sigv4", clients=clients) as proxy:
         _warm(proxy, READER)
         yield Watched(proxy)
 
@@ -430,14 +429,15 @@ def test_a_begun_reply_is_a_request_under_way_from_its_first_byte(watched: Watch
 # -- cost ------------------------------------------------------------------------------------------------------------
 
 
-# A 64 KiB range, counted by this test, and a few to spare. `test_rooms` has the ceiling of an unsigned hit.
-CALLS_PER_SIGNED_HIT = 101
+# A 64 KiB range, counted by this test, and a few to spare. `test_code_per_request` has the ceiling of an unsigned hit.
+CALLS_PER_SIGNED_HIT = 98
 
 
-def calls_per_request(watched: Watched, target: str, headers: Headers) -> float:
+def calls_per_request(watched: Watched, target: str, headers: Headers) -> int:
     """The number of Python functions entered for a hit, from its packet on.
 
-    Other callbacks of the loop meanwhile do not count: the busier the machine, the more there are.
+    Other callbacks of the loop meanwhile do not count: the busier the machine, the more there are. The hit with the
+    fewest calls counts: on a slow machine a clock ticks amid most of them.
     """
     calls: Counter[str] = Counter()
     entry, of_each = Connection.data_received.__code__, []
@@ -461,9 +461,9 @@ def calls_per_request(watched: Watched, target: str, headers: Headers) -> float:
         for _ in range(number):
             assert len(connection.ask("GET", target, headers).body) == 65536
         watched.proxy.on_loop(lambda: watch(None))
-    print(f"{median(of_each):.0f} calls a hit:", calls.most_common(40))
+    print(f"{min(of_each)} calls a hit:", calls.most_common(40))
     assert len(of_each) >= number
-    return median(of_each)
+    return min(of_each)
 
 
 def test_a_signed_hit_takes_few_function_calls(

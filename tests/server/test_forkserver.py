@@ -79,6 +79,18 @@ def test_its_pid_is_not_reused_until_it_was_waited_for() -> None:
         assert process.wait(DEADLINE_S) == 0
 
 
+def test_the_end_of_a_child_is_waited_for_that_began_after_the_end_of_another() -> None:
+    """The server may have a descriptor of it under the number of one of the other child's."""
+    with started("exit", "0", forked=True, stdout=subprocess.DEVNULL) as first:
+        assert select.select([first._status], [], [], DEADLINE_S)[0], "the server has seen its end"
+        with started("wait", forked=True, stdout=subprocess.PIPE) as second:
+            assert first.wait(DEADLINE_S) == 0
+            with started("exit", "0", forked=True, stdout=subprocess.DEVNULL) as third:
+                assert third.wait(DEADLINE_S) == 0
+            second.kill()
+            assert second.wait(DEADLINE_S) == -signal.SIGKILL
+
+
 def test_a_child_holds_no_stream_of_another() -> None:
     """The end of one child shows at its pipe, even while children that began later go on."""
     piped: dict[str, Any] = {"forked": True, "stdout": subprocess.PIPE}

@@ -22,7 +22,7 @@ HEAVY = {
     "outrider.adapters.cluster.sources", "yaml",
     "cryptography", "outrider.adapters.kubernetes", "outrider.core.operator", "outrider.engine.operator",
     "outrider.http.operator", "outrider.operator_composition", "outrider.operator_ports",
-    "outrider.cli.bench", "outrider.cli.demo", "outrider.cli.doctor", "outrider.cli.operator", "outrider.cli.run",
+    "outrider.cli.demo", "outrider.cli.doctor", "outrider.cli.operator", "outrider.cli.run",
     "outrider.cli.simulate",
     "outrider.http.record.server_spans", "outrider.simulator",
 }  # fmt: skip

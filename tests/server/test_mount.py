@@ -97,7 +97,6 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
 @pytest.mark.parametrize(
     ("at", "told"),
     [
-        ("", ""),
         ("train/", ""),
         ("train/dgo/2026/", "outrider: s3://{name}/train/dgo/2026/ holds no object; s3://{name}/train/ does.\n"),
         ("trian/", "outrider: s3://{name}/trian/ holds no object; s3://{name}/ does.\n"),
@@ -122,6 +121,29 @@ def test_a_mount_of_nothing_is_told_with_the_nearest_prefix_that_has_objects(
     (tmp_path / "mount").mkdir()
     done = command.run("mount", "--summary", "none", f"s3://{name}/{at}", tmp_path / "mount", "--", "true")
     assert (done.returncode, done.stderr) == (0, told.format(name=name))
+
+
+# The command, the proxy that waits for it, and the FUSE client.
+NICENESS = """
+import os
+from pathlib import Path
+stats = {path.parent.name: path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")}
+mount = os.getppid()
+client = [pid for pid, stat in stats.items() if stat[1] == str(mount) and int(pid) != os.getpid()]
+print(*(os.getpriority(os.PRIO_PROCESS, int(pid)) for pid in (os.getpid(), mount, *client)))
+"""
+
+
+@pytest.mark.skipif(complaint(facts()) is not None, reason=str(complaint(facts())))
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may come first")
+def test_readers_wait_for_processes_that_come_first(bucket: Bucket, tmp_path: Path) -> None:
+    name = bucket.make_bucket("mounted-first")
+    command = Command(bucket, tmp_path)
+    command.environ["OUTRIDER_ORIGIN"] = bucket.endpoint
+    (tmp_path / "mount").mkdir()
+    done = command.run("mount", f"s3://{name}", tmp_path / "mount", "--", sys.executable, "-c", NICENESS)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert done.stdout.split() == [str(each) for each in (own, max(-20, own - 10), max(-20, own - 10))], done.stderr
 
 
 @pytest.mark.skipif(complaint(facts()) is not None, reason=str(complaint(facts())))

@@ -131,7 +131,7 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
             }  # fmt: skip
             argv = [sys.executable, "-m", "outrider", "operator", *(word for flag in flags.items() for word in flag)]
             env = serving_environment(bucket) | {"KUBECONFIG": str(tmp_path / "config"), "POD_NAME": "operator-1"}
-            child = Child(argv, log=log, env=env)
+            child = Child(argv, log=log, env=env, forked=True)
             try:
                 at = await until(lambda: ports(log), log)
                 await gated_and_opened(server, at, log, pod)

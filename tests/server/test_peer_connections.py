@@ -8,12 +8,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 from outrider.adapters.cluster import peer_client
-from outrider.core.cluster.messages import FORGET_PATH, Forget, forget_body
-from outrider.core.cluster.peer_messages import PeerRead
+from outrider.core.cluster.messages import FORGET_PATH, Forget, ListedPage, ListRequest, forget_body
+from outrider.core.cluster.peer_messages import PeerFailed, PeerRead
 from outrider.core.model import Extent
+from outrider.engine.listing import lists
 from tests.server.test_peer_port import REF, SIZES, SMALL, member_with, read_whole, refusals, why
 from tests.server.test_silent_clients import turns_until
-from tests.support.fake_peers import Side, hello_of, peer_wire
+from tests.support.fake_peers import PeerWire, Side, hello_of, peer_wire
 from tests.support.fakes import pieces_of, ramp
 
 ROOM = 4
@@ -32,6 +33,53 @@ async def test_reads_of_all_peers_together_are_limited_and_nothing_else_waits_fo
                 await wire.client.send(second.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
         for member in (second.member, wire.member, second.member):
             assert await read_whole(wire, SMALL, member) == ramp(SMALL)
+
+
+async def list_of(wire: PeerWire, prefix: str) -> str:
+    """The `why` of the failure of a LIST; empty: there is a page."""
+    request = ListRequest("edge", "bucket", (("prefix", prefix),))
+    try:
+        assert await wire.client.request(wire.member, request, ListedPage) == ListedPage(packed=b"page")
+    except PeerFailed as failed:
+        return failed.why
+    return ""
+
+
+async def test_lists_of_a_peer_are_limited_and_leave_connections_for_all_else() -> None:
+    """As while its bucket is slow."""
+    service = member_with(ramp(SMALL))
+    service.gate = asyncio.Event()
+    async with peer_wire(service, reads_per_peer=4, connections_max=4) as wire:
+        answers = asyncio.as_completed([list_of(wire, prefix) for prefix in "abcdef"])
+        assert [await next(answers) for _ in range(4)] == ["busy"] * 4
+        await wire.client.send(wire.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
+        reading = asyncio.create_task(read_whole(wire, SMALL))
+        await turns_until(lambda: len(service.asked) == 1)
+        service.gate.set()
+        assert await reading == ramp(SMALL)
+        assert [await answer for answer in answers] == ["", ""]
+        assert [await list_of(wire, prefix) for prefix in "abcdef"] == [""] * 6
+        assert refusals(wire) == {}
+
+
+async def test_half_as_many_lists_as_reads_are_answered_at_once_and_reads_wait_for_none() -> None:
+    service = member_with(ramp(SMALL))
+    service.gate = asyncio.Event()
+    async with peer_wire(service, reads_max=4) as wire:
+        answers = asyncio.as_completed([list_of(wire, prefix) for prefix in "abcdef"])
+        assert [await next(answers) for _ in range(4)] == ["busy"] * 4
+        reading = [asyncio.create_task(read_whole(wire, SMALL)) for _ in range(4)]
+        await turns_until(lambda: len(service.asked) == 4)
+        service.gate.set()
+        assert [await each for each in reading] == [ramp(SMALL)] * 4
+        assert [await answer for answer in answers] == ["", ""]
+        assert refusals(wire) == {"busy": 4}
+        assert await list_of(wire, "a") == ""
+
+
+def test_the_first_of_many_clients_has_time_for_the_bucket_while_the_others_wait_for_it() -> None:
+    _, timeout_s = peer_client._QUESTIONS[ListRequest]
+    assert timeout_s <= lists._FLIGHT_S - 1
 
 
 @SIZES

@@ -21,6 +21,7 @@ from outrider.core.cluster.messages import (
     COMMAND_PATH,
     FORGET_PATH,
     HELLO_PATH,
+    LIST_PATH,
     ORDER_PATH,
     READS_PATH,
     SHARES_PATH,
@@ -28,6 +29,7 @@ from outrider.core.cluster.messages import (
     CommandAnswer,
     DatasetShares,
     Forget,
+    ListRequest,
     OrderNotice,
     ReadsNotice,
     SharesRequest,
@@ -266,6 +268,7 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (by("POST", COMMAND_PATH, encode(Command("edge", "put", "stall", "", "w"))), 400, "garbage"),
         (by("POST", COMMAND_PATH, COMMAND, **{PEER: LATER_FIELDS}), 400, "wire"),
         (by("POST", SHARES_PATH, encode(SharesRequest("other"))), 400, "garbage"),
+        (by("POST", LIST_PATH, encode(ListRequest("other", "b", ()))), 400, "garbage"),
         (by("POST", ORDER_PATH, encode(OrderNotice("other", 1, 1, 1, ""))), 400, "garbage"),
         (by("POST", FORGET_PATH, b" " * (BODY_BYTES_MAX + 1)), 400, "too large"),
     ],
@@ -281,8 +284,8 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
         headers = headers_of(raw)
         assert await raw.ask(headers) == status
         assert refusals(wire) == {reason: 1}
-        heard = service.reads, service.commands, service.orders
-        assert (service.asked, service.met, service.forgets, *heard) == ([],) * 6
+        heard = service.reads, service.commands, service.orders, service.lists
+        assert (service.asked, service.met, service.forgets, *heard) == ([],) * 7
         signature = headers.get("authorization", "").rpartition("Signature=")[2] or "no signature"
         for told in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
             assert SECRET not in told
@@ -374,6 +377,13 @@ async def test_a_forget_of_a_member_that_no_list_has_yet_is_heeded() -> None:
         ask = by("POST", FORGET_PATH, body, **{PEER: OF_A_STRANGER})
         assert await raw.ask(ask(raw)) == 200
         assert ([each.sender for each in service.forgets], refusals(wire)) == (["else"], {})
+
+
+async def test_a_member_that_no_list_has_yet_gets_pages_of_lists_as_it_gets_blocks() -> None:
+    async with asked_raw() as (raw, wire, service):
+        ask = by("POST", LIST_PATH, encode(ListRequest("else", "b", ())), **{PEER: OF_A_STRANGER})
+        assert await raw.ask(ask(raw)) == 200
+        assert ([each.sender for each in service.lists], refusals(wire)) == (["else"], {})
 
 
 async def test_a_read_of_a_stranger_is_in_no_statistics_of_members() -> None:

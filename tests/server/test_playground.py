@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.support.child import clean_environment
 from tests.support.pages import ROOT
 from tests.support.playground import ENVIRONMENT
+from tests.support.proxy import Process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,11 +20,14 @@ DEADLINE_S = 60.0
 
 def playground(word: str, directory: Path) -> str:
     """Its output, once no process has the pipe open any more."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.playground", word], cwd=directory, timeout=DEADLINE_S, check=True,
+    with Process(
+        [sys.executable, "-m", "tests.support.playground", word], cwd=directory,
         env={**clean_environment(), "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=None if word == "stop" else subprocess.STDOUT, text=True,
-    ).stdout  # fmt: skip
+    ) as process:  # fmt: skip
+        printed, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    return str(printed)
 
 
 def test_a_pipe_behind_the_playground_ends_while_its_server_goes_on(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ def seedless() -> list[str]:
 
 def test_a_repeated_order_is_prefetched_from_the_second_epoch_on(proxies: Callable[..., Proxy]) -> None:
     proxy, order = proxies(), shuffled(1)
-    epoch(proxy, order)
+    epoch(proxy, order[:-1])
+    assert proxy.status()["hit_ratio_by_size"] == {}, "nothing is read a second time yet"
+    epoch(proxy, order[-1:])
     assert epoch(proxy, order).count("HIT") >= 0.9 * SHARDS
     assert epoch(proxy, order).count("HIT") >= 0.95 * SHARDS
     status = proxy.status()

@@ -82,7 +82,7 @@ def test_a_real_prometheus_evaluates_the_rules_over_a_real_run(bucket: Bucket, t
     with Proxy(bucket) as proxy:
         config = tmp_path / "prometheus.yml"
         config.write_text(json.dumps({
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
             "rule_files": [str(RULES)],
             "scrape_configs": [{"job_name": "outrider", "static_configs": [{"targets": [proxy.outrider.admin]}]}],
         }))  # fmt: skip

@@ -238,11 +238,11 @@ def test_a_data_loader_sends_one_request_a_batch_from_each_worker(proxy: Proxy, 
     proxy.settle()
     before = proxy.metric("outrider_requests_total", op="steer")
     sampler = AnnouncingSampler(RandomSampler(range(len(keys))), samples.url, client=Client("http://127.0.0.1:9"))
-    loader = DataLoader(
-        samples, batch_size=32, num_workers=2, sampler=sampler, multiprocessing_context=context, collate_fn=list
-    )
     # A spawned worker imports torch anew in each epoch.
-    epochs = 2 if context == "fork" else 1
+    epochs, workers = (2, 2) if context == "fork" else (1, 1)
+    loader = DataLoader(
+        samples, batch_size=32, num_workers=workers, sampler=sampler, multiprocessing_context=context, collate_fn=list
+    )
     for _ in range(epochs):
         seen = [body for batch in loader for body in batch]
         assert sorted(seen) == sorted(OBJECTS[key] for key in keys)

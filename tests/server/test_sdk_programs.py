@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import outrider_sdk
-from tests.support.child import program as program_path
 from tests.support.client_access import HAS_TORCH
 from tests.support.fakes import RecordedPlans
+from tests.support.forkserver import server_with_aws, shell_command, write_program
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, plans: Rec
     path = tmp_path / "readme.py"
     path.write_text(program)
     door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "OUTRIDER_STATUS_URL": proxy.admin}
-    done = run(["-c", AS_A_PROGRAM, str(path)], {**door, "PATH": f"{program_path('aws').parent}:{os.environ['PATH']}"})
+    write_program(tmp_path / "aws", shell_command(server_with_aws(), "tests.support.aws"))
+    done = run(["-c", AS_A_PROGRAM, str(path)], {**door, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert "-bound: " in done.stdout
     assert set(plans.urls) >= {*URLS, key_of(0)}

@@ -16,7 +16,7 @@ from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.cli.doctor.finding import Level
 from outrider.cli.doctor.machine_checks import cache_findings
 from outrider.settings import load
-from tests.server.test_verdicts import shown
+from tests.server.test_bottleneck_verdict import shown
 from tests.support.faulty_disk import SickDisk
 from tests.support.logs import logged
 from tests.support.proxy import Command, Proxy
@@ -110,7 +110,7 @@ def test_a_cache_on_two_disks(
             assert of("blocks") == [0, BLOCKS]
             assert states() == ["failing", "works"]
             assert of("works") == [0, 1]
-            alert = f"1 of 2 cache disks fails: {roots[0]} (Input/output error)"
+            alert = f"1 of 2 cache disks fails, see `outrider doctor`: {roots[0]} (Input/output error)"
             assert alert in proxy.status()["verdict"]["alerts"]
             assert alert in shown(proxy.status())
             with urllib.request.urlopen(f"{proxy.admin}/readyz") as answer:
@@ -150,7 +150,7 @@ def test_a_cache_on_two_disks(
 
 def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, known: KnownObjects, tmp_path: Path) -> None:
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
-    with logged("outrider.adapters.disk.recovery") as records, proxy_of(bucket, roots) as proxy:
+    with logged("outrider.adapters.disk.disk_recovery") as records, proxy_of(bucket, roots) as proxy:
         # Each directory says for itself that its index is ready.
         until(lambda: {each.__dict__["disk"] for each in records} == {*map(str, roots)})
         proxy.client().put_object(Bucket="_outrider", Key="pin/keep", Body=b"s3://disks/0\n")

@@ -10,7 +10,7 @@ from outrider.cli.ls import of_tenant
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion
-from tests.server.test_verdicts import shown
+from tests.server.test_bottleneck_verdict import shown
 from tests.support.nodes import until
 from tests.support.proxy import Proxy
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM, answer_to, wire

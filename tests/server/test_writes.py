@@ -205,7 +205,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def test_large_uploads_are_streamed(bucket: Bucket, direct: Any, tmp_path: Path) -> None:
-    size = 160 * MIB
+    size = 64 * MIB
     served = ServedProxy(bucket, tmp_path)
     served.forked = False  # its memory is measured
 

@@ -28,6 +28,7 @@ What is tested:
 - `quick_hellos`: `outrider` whose members greet each other more often, for `nodes`
 - `engine`, `members`: an engine with real parts and a fake origin, and such engines as the members of a cluster
 - `planner`: a store that obeys a planner and checks its decisions
+- `seeds`: which seeds the planners of tests try
 - `chart`: the Helm chart, rendered
 - `image`: the image, by its Dockerfile
 - `pods`: pods as the operator gets them
@@ -47,13 +48,14 @@ Faults, and the work that is done:
 - `faulty_disk`, `damage`: disks that hang and fail, and files as power loss leaves them
 - `kill_points`: `outrider` that dies at a chosen file operation
 - `event_loops`: virtual time, and scheduling in a seeded order
-- `counted_work`: how much Python runs
+- `counted_work`, `held_memory`: how much Python runs, and how much memory an object holds
 - `logs`: the log records of a test
 
 Processes:
 
 - `child`: processes that die with the tests, and their open files
 - `forkserver`, `forked_command`, `aws`: Python programs forked from one that has imported them
+- `s3_models`, `aws_models`: what botocore knows of S3, for such a one
 - `lowest_versions`, `release`: `make test-lowest`, `make release`
 - `system_programs`: `make test-tools`, `make bench-tools`
 

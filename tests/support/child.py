@@ -94,13 +94,13 @@ class Child:
         Raises:
             RuntimeError: the process ended, or the deadline passed; the message ends with the tail of its log.
         """
-        until = time.monotonic() + deadline_s
+        until, pauses = time.monotonic() + deadline_s, longer_pauses()
         while not ready():
             if not self.running:
                 raise RuntimeError(f"{what} ended with status {self.process.returncode}:\n{self.log_tail()}")
             if time.monotonic() > until:
                 raise RuntimeError(f"{what} was not ready after {deadline_s:.0f} s:\n{self.log_tail()}")
-            time.sleep(0.02)
+            time.sleep(next(pauses))
 
     def stop(self) -> int:
         """End the process and remove its scratch; returns its exit status (negative: the signal that ended it)."""
@@ -115,6 +115,14 @@ class Child:
         last_word = b"\n" if self.running else b"ended\n"
         self._watchdog.communicate(last_word)
         return self.process.wait()
+
+
+def longer_pauses() -> Iterator[float]:
+    """The seconds between two looks at what takes its time. Each look at a process costs milliseconds of both."""
+    pause_s = 0.01
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, 0.1)
 
 
 @contextlib.contextmanager

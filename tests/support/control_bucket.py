@@ -51,7 +51,8 @@ def entries_in(tar: bytes) -> list[Entry]:
         for member in stream:
             content, headers = stream.extractfile(member), member.pax_headers
             assert content is not None
-            cache, status = headers.get("OUTRIDER.x-cache"), headers.get("OUTRIDER.status")
+            status = headers.get("OUTRIDER.status")
+            cache = headers.get("comment", "HIT") if status is None else None
             entries.append(Entry(member.name, content.read(), cache, status))
     return entries
 

@@ -22,7 +22,8 @@ from outrider.core.cache.tenants import Tenants
 from outrider.core.cluster.view import View
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
-from outrider.engine.ahead.prefetch import Later, Mode
+from outrider.engine.ahead.event_log import Later
+from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.fill_scheduler import FillScheduler
@@ -148,7 +149,7 @@ def bytes_of(piece: Piece) -> bytes:
         found = os.pread(piece.fd, piece.count, piece.offset)
         assert len(found) == piece.count, "the file is shorter than the piece"
         return found
-    return bytes(piece.data) if isinstance(piece, EarlyPiece) else piece
+    return bytes(piece.data if isinstance(piece, EarlyPiece) else piece)
 
 
 async def pieces_of(body: Body) -> AsyncIterator[bytes]:
@@ -179,22 +180,16 @@ def flights_of(table: FlightTable) -> list[Flight]:
     return list(table._flights.values())
 
 
-def is_idle(scheduler: FillScheduler) -> bool:
-    """No slot is held or waited for, for demand or for prefetch."""
-    waiting = scheduler._demand.waiting or scheduler._prefetch.waiting
-    return not waiting and not any(scheduler._held.values())
-
-
 async def cleaned(disk: Disk) -> None:
     """The files that the disk is removing are gone, and their room is free."""
-    while disk.leaving or disk.work._cleaning:
-        await asyncio.wait({*disk.leaving} or {*disk.work._cleaning})
+    while disk.leaving or disk.work.is_cleaning:
+        await asyncio.sleep(0)
 
 
 async def nothing_is_left(room: Parts) -> None:
     """No flight, slot, lease or reserved byte, once its background tasks have ended."""
     assert len(room.flights) == 0
-    assert is_idle(room.scheduler)
+    assert room.scheduler.is_idle
     assert room.store.leases() == 0
     for disk in room.store.disks:
         await cleaned(disk)
@@ -228,6 +223,7 @@ def engine(
         policy, lambda _: mode, lambda _: prefetch, lambda prefix: None, catalog_entries, 256, fills_max,
         prefetch_blocks, prefetch_bytes_s, memory_bytes=64 * 1024 * 1024, listings_bytes=1 << 20,
         verify_always=verify_always, verify_origin=verify_origin, stale_if_error=stale_if_error,
+        prefetch_off=prefetch is Mode.OFF,
     )  # fmt: skip
     disk = Disk(directory or BlockDir.open(root), DiskBudget(capacity_bytes, min_free_bytes), metrics, clock)
     ports = EnginePorts(

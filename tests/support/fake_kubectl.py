@@ -11,11 +11,13 @@ import base64
 import json
 import shlex
 import shutil
+import socket
 import subprocess
-import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import helm_python
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -44,10 +46,9 @@ class Cluster:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._file = directory / "objects.yaml"
-
-    @property
-    def objects(self) -> list[Manifest]:
-        return list(yaml.load_all(self._file.read_text(), chart.LOADER)) if self._file.exists() else []
+        self.objects: list[Manifest] = (
+            list(yaml.load_all(self._file.read_text(), chart.LOADER)) if self._file.exists() else []
+        )
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
         return [each for each in self.objects if each["kind"] in kinds]
@@ -75,13 +76,12 @@ class Cluster:
     def add(self, found: list[Manifest], *, over: bool = False) -> None:
         """`over`: objects that exist already are replaced, as by `apply`."""
         for each in found:
-            cached = self.objects
-            same = [old for old in cached if _identity(old) == _identity(each)]
+            same = [old for old in self.objects if _identity(old) == _identity(each)]
             if same and not over:
                 raise Refused(f"{'/'.join(_identity(each))} already exists")
             self.check_namespace(each["metadata"].get("namespace", "default"))
-            kept = [old for old in cached if old not in same]
-            self._file.write_text(yaml.dump_all([*kept, each], Dumper=_DUMPER))
+            self.objects = [*(old for old in self.objects if old not in same), each]
+        self._file.write_text(yaml.dump_all(self.objects, Dumper=_DUMPER))
 
     def check_namespace(self, name: str) -> None:
         if name != "default" and self.find("Namespace", "default", name) is None:
@@ -97,9 +97,14 @@ def _identity(each: Manifest) -> tuple[str, str, str]:
     return each["kind"].lower(), metadata.get("namespace", "default"), metadata["name"]
 
 
-def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
-    """`program` is the path of the real kubectl."""
-    parser = argparse.ArgumentParser(prog="kubectl", allow_abbrev=False)
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message)
+
+
+def kubectl(cluster: Cluster, program: str, words: list[str], directory: Path = _ROOT) -> str:
+    """`program` is the path of the real kubectl. Paths in `words` are below `directory`."""
+    parser = _Parser(prog="kubectl", allow_abbrev=False)
     parser.add_argument("verb", choices=("create", "apply", "rollout", "label", "describe", "exec"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("-n", "--namespace", default="default")
@@ -107,10 +112,12 @@ def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
     chosen, _ = parser.parse_known_intermixed_args(words)
     if chosen.verb == "create":
         command = [program, *words, "--dry-run=client", "--output=yaml"]
-        made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        made = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise Refused(made.stderr)
         cluster.add([yaml.safe_load(made.stdout)])
     elif chosen.verb == "apply":
-        cluster.add(list(yaml.safe_load_all(chosen.filename.read_text())), over=True)
+        cluster.add(list(yaml.safe_load_all((directory / chosen.filename).read_text())), over=True)
     else:
         # `daemonset/outrider`, or `daemonset outrider`; `rollout` has a verb of its own before it.
         told = chosen.words[1:] if chosen.verb == "rollout" else chosen.words
@@ -123,8 +130,8 @@ def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
     return "done\n"
 
 
-def helm(cluster: Cluster, _: str, words: list[str]) -> str:
-    parser = argparse.ArgumentParser(prog="helm", allow_abbrev=False)
+def helm(cluster: Cluster, _: str, words: list[str], directory: Path = _ROOT) -> str:
+    parser = _Parser(prog="helm", allow_abbrev=False)
     parser.add_argument("verb", choices=("install", "upgrade", "template", "test"))
     parser.add_argument("release")
     parser.add_argument("chart", type=Path, nargs="?")
@@ -147,13 +154,14 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
         raise Refused(f"{chosen.verb} {chosen.release}: of which chart?")
     values: Values = json.loads(file.read_text()) if chosen.verb == "upgrade" and chosen.reset_then_reuse_values else {}
     for each in chosen.values:
-        values = _merged(values, helm_python.values_from_yaml(each.read_text()))
+        values = _merged(values, helm_python.values_from_yaml((directory / each).read_text()))
     for each in chosen.set:
         values = _merged(values, helm_python.parse_set_string(each))
-    report = helm_python.lint(chosen.chart, values, strict=True, kube_version=_ANY_VERSION)
+    place = directory / chosen.chart
+    report = helm_python.lint(place, values, strict=True, kube_version=_ANY_VERSION)
     if report["errors"]:
         raise Refused(f"helm lint: {report['errors']}")
-    with helm_python.Chart.load(chosen.chart) as loaded:
+    with helm_python.Chart.load(place) as loaded:
         texts = loaded.render(values, name=chosen.release, namespace=chosen.namespace)
     made = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     if chosen.verb == "template":
@@ -173,21 +181,57 @@ def _merged(under: Values, over: Values) -> Values:
     return under | over | both
 
 
-def programs(directory: Path, commands: Path) -> None:
-    """Write `helm`, and `kubectl` where a real one exists, into `commands`, for the cluster in `directory`."""
-    for name, program in (("helm", "helm"), ("kubectl", shutil.which("kubectl"))):
-        if program is not None:
-            words = shlex.join([sys.executable, "-m", "tests.support.fake_kubectl", str(directory), name, program])
-            (commands / name).write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(_ROOT))} exec {words} "$@"\n')
-            (commands / name).chmod(0o755)
+# Sends its directory and its words, and prints the answer.
+_COMMAND = """#!/bin/bash
+exec 3<> /dev/tcp/127.0.0.1/{port}
+printf '=%s\\0' {name} "$PWD" "$@" >&3
+printf '\\0' >&3
+read -r status <&3
+if [ "$status" = 0 ]; then cat <&3; else cat <&3 >&2; fi
+exit "$status"
+"""
+_CARRIED_OUT: dict[str, tuple[str, Callable[[Cluster, str, list[str], Path], str]]] = {
+    "helm": ("helm", helm), "kubectl": (shutil.which("kubectl") or "", kubectl),
+}  # fmt: skip
 
 
-if __name__ == "__main__":
-    _, _directory, _name, _program, *_words = sys.argv
+@contextmanager
+def serving(cluster: Cluster, commands: Path) -> Iterator[None]:
+    """Write `helm`, and `kubectl` where a real one exists, into `commands`. A thread carries them out meanwhile: to
+    import Helm's engine takes a process a second, and a fork of one that has it would lack its threads."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for name, (program, _) in _CARRIED_OUT.items():
+            if program:
+                (commands / name).write_text(_COMMAND.format(port=listener.getsockname()[1], name=name))
+                (commands / name).chmod(0o755)
+        thread = threading.Thread(target=_serve, args=(cluster, listener), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _serve(cluster: Cluster, listener: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(ConnectionError):
+                connection.sendall(_answer(cluster, connection).encode())
+
+
+def _answer(cluster: Cluster, connection: socket.socket) -> str:
+    """The status in a line, and the text behind it."""
+    sent = b""
+    while not sent.endswith(b"\0\0") and (more := connection.recv(65536)):
+        sent += more
+    name, directory, *words = (word[1:].decode() for word in sent.split(b"\0")[:-2])
+    program, carry_out = _CARRIED_OUT[name]
     try:
-        sys.stdout.write({"helm": helm, "kubectl": kubectl}[_name](Cluster(Path(_directory)), _program, _words))
-    except (Refused, helm_python.HelmError, subprocess.CalledProcessError) as error:
-        sys.exit(f"{_name} {shlex.join(_words)}: {error}")
+        return f"0\n{carry_out(cluster, program, words, Path(directory))}"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the command fails, and says why
+        return f"1\n{name} {shlex.join(words)}: {error!r}\n"
 
 
 Reference = tuple[str, str, str]

@@ -23,6 +23,8 @@ from outrider.core.cluster.messages import (
     DatasetShares,
     Forget,
     Hello,
+    ListedPage,
+    ListRequest,
     Notice,
     OrderNotice,
     Question,
@@ -36,7 +38,7 @@ from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_service import PeerReadAnswer
-from outrider.engine.read.body_pieces import Body, FilePiece, Piece
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.peer.handler import Gatekeeper, PeerEngine, PeerHandler
 from outrider.http.peer.server import PeerServer
 from outrider.http.wire.acceptor import Listener
@@ -132,6 +134,8 @@ class FakePeers:
     forgets: list[tuple[str, Forget]] = field(default_factory=list)
     forgets_way: Callable[[str], Awaitable[None]] | None = None
     """Called with the member's name before a forget arrives there: it may wait, or raise PeerFailed."""
+    way: Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]] | None = None
+    """Called with the member's name and the arrival of a notice there, which it may await at any time, or never."""
     told: list[tuple[str, ReadsNotice]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
     orders: list[tuple[str, OrderNotice]] = field(default_factory=list)
@@ -180,12 +184,16 @@ class FakePeers:
                 self.told.append((member.name, message))
             case OrderNotice():
                 self.orders.append((member.name, message))
-        await (await self._service(member.address)).answer(message)
+
+        async def arrive() -> None:
+            await (await self._service(member.address)).answer(message)
+
+        await (arrive() if self.way is None else self.way(member.name, arrive))
 
     async def request(self, member: Member, question: Question, answer: type[A]) -> A:
         if isinstance(question, Command):
             self.commands.append((member.name, question))
-        else:
+        elif isinstance(question, SharesRequest):
             self.shares_asked.append(member.name)
         found = await (await self._service(member.address)).answer(question)
         assert isinstance(found, answer)
@@ -269,7 +277,7 @@ def _bytes_of(piece: Piece) -> bytes:
         data = os.pread(piece.fd, piece.count, piece.offset)
         piece.sent = len(data)
         return data
-    return bytes(piece if isinstance(piece, bytes) else piece.data)
+    return bytes(piece.data if isinstance(piece, EarlyPiece) else piece)
 
 
 @dataclass(slots=True)
@@ -293,6 +301,7 @@ class FakeMember:
     orders: list[OrderNotice] = field(default_factory=list)
     has: Sequence[DatasetShare] = ()
     """Its shares of the datasets."""
+    lists: list[ListRequest] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """The answer waits for it."""
     body_gate: asyncio.Event | None = None
@@ -348,6 +357,11 @@ class FakeMember:
                 return self.told
             case SharesRequest():
                 return DatasetShares(tuple(self.has))
+            case ListRequest():
+                self.lists.append(message)
+                if self.gate is not None:
+                    await self.gate.wait()
+                return ListedPage(packed=b"page")
         return None
 
 

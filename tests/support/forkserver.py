@@ -3,12 +3,14 @@
 An import of Outrider takes half a second of CPU, and the tests start hundreds of processes. `Process` stands in for
 `subprocess.Popen`. The server is started with the first child, has one thread, and ends with the process that started
 it. Tests that start other heavy programs have a `Server` of their own, with the libraries of these. A request is one
-message on a socket: a JSON object, the child's standard streams, and one end of a socket pair. On that pair the child
-sends its pid, and the server later sends how the child ended. A child whose other end is closed before that is killed.
+message on a socket: a JSON object, the child's standard streams, one end of a socket pair, and the network namespace of
+the thread that starts it, where that is another one. On that pair the child sends its pid, and the server later sends
+how the child ended. A child whose other end is closed before that is killed.
 
-A child runs its module through `runpy`, as `python -m` does, and its interpreter ends as usual. Four things differ from
-a real start: `/proc/PID/cmdline` and `/proc/PID/environ` are the server's, memory that the imports take is shared, all
-children have one hash seed, and the modules are imported already. A test of one of these passes `forked=False`.
+A child runs its module through `runpy`, as `python -m` does. Five things differ from a real process:
+`/proc/PID/cmdline` and `/proc/PID/environ` are the server's, memory that the imports take is shared, all children have
+one hash seed, the modules are imported already, and objects that are left at the end are not freed. A test of one of
+these passes `forked=False`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -29,14 +32,21 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from tests.support.namespaces import set_network_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 REPOSITORY = Path(__file__).parents[2]
-PRELOADED = ("outrider.cli", "outrider.app", "aiobotocore.session", "aiofiles.os", "uvloop")
-_AWS = ("awscli.clidriver", "awscli.handlers", "awscli.customizations.s3.subcommands")
+# Commands import their own parts, and what they draw with, when they are called.
+_COMMANDS = tuple(
+    f"outrider.cli.{name}" for name in ("cluster", "doctor.command", "ls", "run.command", "stats", "warm")
+)
+_LIBRARIES = ("aiobotocore.session", "aiofiles.os", "uvloop", "tests.support.s3_models")
+PRELOADED = ("outrider.cli", *_COMMANDS, "outrider.app", *_LIBRARIES)
+_AWS = ("awscli.handlers", "awscli.customizations.s3.subcommands", "tests.support.aws_models")
 _COMMAND = Path(__file__).parent / "forked_command.py"
 _REQUEST_BYTES_MAX = 128 * 1024
 _STATUS_BYTES_MAX = 64
@@ -103,7 +113,9 @@ class Process(subprocess.Popen[Any]):
             self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 server = self._server or usual_server()
-                socket.send_fds(server.control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
+                with server.network() as network:
+                    fds = [*streams, theirs.fileno(), *network]
+                    socket.send_fds(server.control, [json.dumps(request).encode()], fds)
             word, _, number = self._status.recv(_STATUS_BYTES_MAX).decode().partition(" ")
             if word != "pid":
                 self._status.close()
@@ -171,6 +183,19 @@ class Server:
             argv = [sys.executable, "-m", "tests.support.forkserver", *map(str, given), *preloaded]
             self._process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, pass_fds=given)
 
+    @contextlib.contextmanager
+    def network(self) -> Iterator[list[int]]:
+        """A descriptor of this thread's network namespace, where that is another than the server's."""
+        own = "/proc/thread-self/ns/net"
+        if os.readlink(own) == os.readlink(f"/proc/{self._process.pid}/ns/net"):
+            yield []
+            return
+        descriptor = os.open(own, os.O_RDONLY)
+        try:
+            yield [descriptor]
+        finally:
+            os.close(descriptor)
+
     def close(self) -> None:
         self.control.close()
         self._process.wait()
@@ -208,6 +233,12 @@ def shell_command(server: Server, module: str) -> list[str]:
     return [sys.executable, "-SEs", str(_COMMAND), server.name, module]
 
 
+def write_program(path: Path, words: Sequence[str]) -> None:
+    """A program that runs these words, and its own behind them."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+
+
 # -- in the server --------------------------------------------------------------------------------------------------
 
 
@@ -223,18 +254,21 @@ def serve(control: socket.socket, listener: socket.socket) -> str:
                 _advance(chosen, key)
                 continue
             requesting = control if key.fileobj is control else listener.accept()[0]
-            data, fds, _, _ = socket.recv_fds(requesting, _REQUEST_BYTES_MAX, len(_STREAMS) + 1)
+            data, fds, _, _ = socket.recv_fds(requesting, _REQUEST_BYTES_MAX, len(_STREAMS) + 2)
             if requesting is not control:
                 requesting.close()
             elif not data:
                 os._exit(0)
-            *streams, status = fds
+            streams, status, network = fds[: len(_STREAMS)], fds[len(_STREAMS)], fds[len(_STREAMS) + 1 :]
             pid = os.fork()
             if pid == 0:
                 _close_all(chosen)
+                for namespace in network:
+                    set_network_namespace(namespace)
+                    os.close(namespace)
                 return _become(json.loads(data), streams, socket.socket(fileno=status))
-            for stream in streams:
-                os.close(stream)
+            for given in (*streams, *network):
+                os.close(given)
             child = (pid, os.pidfd_open(pid), socket.socket(fileno=status))
             for file in child[1:]:
                 chosen.register(file, selectors.EVENT_READ, child)
@@ -255,7 +289,9 @@ def _advance(chosen: selectors.BaseSelector, key: selectors.SelectorKey) -> None
             status.send(f"end {code}".encode())
         return
     status.close()
-    if pidfd in chosen.get_map():
+    other = chosen.get_map().get(pidfd)
+    # Once the child has ended, the number may be that of another descriptor.
+    if other is not None and other.data is key.data:
         # Nobody is left who waits for it.
         chosen.unregister(pidfd)
         os.close(pidfd)
@@ -318,7 +354,28 @@ def main() -> None:
     gc.freeze()
     assert threading.active_count() == 1, "a thread would be missing in each child"
     module = serve(*(socket.socket(fileno=int(number)) for number in (control, listener)))
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    status: Any = None
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        status = ended.code
+    if status is None or isinstance(status, int):
+        _end(status or 0)
+    sys.exit(status)
+
+
+def _end(status: int) -> NoReturn:
+    """As an interpreter ends, but that it frees each object: a fork would copy its parent's memory for that, 60 ms of
+    CPU."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except OSError:
+        sys.exit(status)  # the interpreter reports it
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,11 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
+from outrider.engine.cluster.commands import MemberCommands
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
+from outrider.engine.cluster.outbox import Outbox
 from outrider.engine.cluster.peer_reader import PeerReads
-from outrider.engine.cluster.peer_requests import PeerRequests
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.reads_sender import ReadsSender
 from outrider.engine.fill.content_verification import ContentVerification
@@ -64,19 +64,23 @@ class FakeSource:
 class Node:
     """A member, and how its engine joins."""
 
-    def __init__(self, name: str, services: dict[str, Answering], clock: FakeClock, boot: int = 1) -> None:
+    def __init__(
+        self, name: str, services: dict[str, Answering], clock: FakeClock, boot: int = 1, zone: str = ""
+    ) -> None:
+        """`zone` empty: the blocks are those of the whole cluster, and otherwise of the zone."""
         self.name = name
         self.address = f"{name}:9482"
         self.clock = clock
         self.boot = boot
         self.wire = FakePeers(name, services)
         self.source = FakeSource()
-        me = Member(name, self.address, "", GIB, "cluster")
-        self.membership = Membership(me, boot, Domain.CLUSTER, clock())
+        me = Member(name, self.address, zone, GIB, "cluster")
+        self.membership = Membership(me, boot, Domain.ZONE if zone else Domain.CLUSTER, clock())
         self.engine: Engine
         self.service: PeerService
         self.members: LiveMembers
         self.reads: PeerReads
+        self.outbox: Outbox
         self.forgets: ForgetQueues
         self.reads_sender: ReadsSender
         self.plans: PlansAcrossMembers
@@ -108,13 +112,14 @@ class Node:
         self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache
     ) -> None:
         runtime, metrics = self._runtime, self._metrics
-        self.forgets = ForgetQueues(self.boot, self.view, self.wire, Beliefs(versions, list_cache), runtime, metrics)
+        self.outbox = Outbox(self.view, self.wire, runtime)
+        self.forgets = ForgetQueues(self.boot, self.view, self.outbox, Beliefs(versions, list_cache), runtime, metrics)
         self.members = LiveMembers(
             self.membership, self.boot, self.source, self.wire, self.forgets, None, runtime, self.clock, lambda: 0.5,
             metrics,
         )  # fmt: skip
         self.reads = PeerReads(self.members, self.wire, self._layout, versions, contents, runtime, metrics)
-        self.reads_sender = ReadsSender(self.view, self.wire, runtime, lambda: self.engine.planner.readers)
+        self.reads_sender = ReadsSender(self.view, self.outbox, runtime, lambda: self.engine.planner.readers)
 
     def serve(self, made: Engine) -> None:
         """The engine is there: answer the other members."""
@@ -127,13 +132,11 @@ class Node:
         self.wire.services[self.address] = self.service
         made.planner.join(self.reads_sender.opened, self._mine_of, lambda: self.near.bytes)
         self.service.on_reads = made.prefetch.on_reads
-        here = CachedAcrossMembers(made.fills, self.view, self.wire)
+        here = CachedAcrossMembers(made.fills, MemberCommands(self.view, self.wire, self.clock))
         self.service.look_up_cached = here.answer
-        own = self.service.own_shares = partial(own_shares, made.planner, self._mine_of)
+        own = self.service.own_shares = lambda: own_shares(made.prefetch.learned(), self._mine_of)
         self.map = ClusterMap(own, self.view, self.wire, self.clock)
-        self.plans = PlansAcrossMembers(
-            made.prefetch, here, self.view, self.wire, self._runtime, boot=self.boot
-        )  # fmt: skip
+        self.plans = PlansAcrossMembers(made.prefetch, here, self.view, self.outbox, boot=self.boot)
         self.service.on_orders = self.plans.on_order
         self.members.on_hello.append(self.plans.send)
 
@@ -152,7 +155,12 @@ class Node:
 
     async def greets(self) -> None:
         """Greets all members whenever that is due, until it is cancelled."""
-        await self.members._greet_all()
+        tasks = self.members.start()
+        try:
+            await asyncio.wait(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def begin_anew(self) -> None:
         """As another process of this member would."""
@@ -175,10 +183,6 @@ class Node:
 
     def owns(self, ref: ObjectRef = REF, index: int = 0) -> bool:
         return self.membership.view.ring.owner(ref, index).name == self.name
-
-
-def requests_of(node: Node) -> PeerRequests:
-    return node.reads._requests
 
 
 @dataclass
@@ -236,14 +240,15 @@ async def joined_by(node: Node, count: int) -> None:
 
 @contextmanager
 def cluster(
-    root: Path, names: str = "abc", *, origin: FakeOrigin | None = None, clock: FakeClock | None = None, **knobs: Any
-) -> Iterator[Cluster]:
-    """Members by the letters of `names`, which do not know each other yet. `knobs`: of each engine; `sleep` takes no
-    time by itself."""
+    root: Path, names: str = "abc", *, origin: FakeOrigin | None = None, clock: FakeClock | None = None,
+    zones: Mapping[str, str] | None = None, **knobs: Any,
+) -> Iterator[Cluster]:  # fmt: skip
+    """Members by the letters of `names`, which do not know each other yet. `zones`: of the members; None: there are
+    none. `knobs`: of each engine; `sleep` takes no time by itself."""
     origin, clock = origin or FakeOrigin(), clock or FakeClock()
     services: dict[str, Answering] = {}
     with ExitStack() as stack:
-        nodes = {name: Node(name, services, clock) for name in names}
+        nodes = {name: Node(name, services, clock, zone=(zones or {}).get(name, "")) for name in names}
         for node in nodes.values():
             made = engine(root / node.name, origin, clock=clock, join=node, **knobs)
             node.serve(stack.enter_context(made))

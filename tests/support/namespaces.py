@@ -54,15 +54,14 @@ class Switch:
 
     @contextlib.contextmanager
     def inside(self, host: str) -> Iterator[None]:
-        """This thread makes its sockets, and starts its processes, on `host`. Processes of the fork server do not
-        follow."""
+        """This thread makes its sockets, and starts its processes, on `host`."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             with Path("/run/netns", self.namespace(host)).open() as there:
-                _set_namespace(there.fileno())
+                set_network_namespace(there.fileno())
             yield
         finally:
-            _set_namespace(home)
+            set_network_namespace(home)
             os.close(home)
 
     def limit(self, host: str, bytes_s: float) -> None:
@@ -154,7 +153,7 @@ def _both_ways(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, st
     return [*pairs, *((other, one) for one, other in pairs)]
 
 
-def _set_namespace(descriptor: int) -> None:
+def set_network_namespace(descriptor: int) -> None:
     # `os.setns` came with Python 3.12.
     if _LIBC.setns(descriptor, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.support.child import free_ports
+from tests.support.child import free_ports, longer_pauses
+from tests.support.forkserver import usual_server
 from tests.support.proxy import START_DEADLINE_S, ServedProxy
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from tests.support.bucket import Bucket
     from tests.support.namespaces import Switch
-
-POLL_S = 0.02
 
 
 class Node(ServedProxy):
@@ -35,8 +34,9 @@ class Node(ServedProxy):
         self.peer_address = f"{self.host if switch is None else switch.address(self.name)}:{peer_port}"
         self.advertised_address = self.peer_address
         self._switch = switch
-        # The fork server lives outside of the switch.
-        self.forked = switch is None
+        if switch is not None:
+            # Started on a host of the switch, the fork server would have its socket there.
+            usual_server()
         own = {"listen": f"{self.host}:0", "admin": f"{self.host}:0"}
         peers = {
             "peers": f"file:{members}", "peer_listen": self.peer_address, "peer_key_file": str(key),
@@ -150,11 +150,11 @@ class Nodes:
 
 def until(condition: Any, what: str, deadline_s: float = START_DEADLINE_S) -> None:
     """Poll `condition` until it is true. Raises RuntimeError after the deadline."""
-    end = time.monotonic() + deadline_s
+    end, pauses = time.monotonic() + deadline_s, longer_pauses()
     while True:
         with contextlib.suppress(OSError):
             if condition():
                 return
         if time.monotonic() > end:
             raise RuntimeError(f"{what}: not within {deadline_s:.0f} s")
-        time.sleep(POLL_S)
+        time.sleep(next(pauses))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from heapq import nsmallest
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
@@ -111,7 +112,7 @@ def think(store: PlannedStore) -> None:
 
 
 def land(store: PlannedStore, count: int) -> None:
-    for block in sorted(store.outstanding)[:count]:
+    for block in nsmallest(count, store.outstanding):
         store.land(block)
 
 

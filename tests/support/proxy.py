@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractResolver
 
+    from outrider.core.cache.memory_budget import MemoryBudget
     from tests.support.bucket import Bucket
 
 
@@ -234,6 +235,19 @@ class Proxy:
             await self._stopping.wait()
 
 
+def memory_of(proxy: Proxy) -> MemoryBudget:
+    return proxy.outrider.server.handler._memory
+
+
+def free_bytes(memory: MemoryBudget) -> int:
+    """How much can still be taken, in whole pages."""
+    pages = 0
+    while memory.take(4096):
+        pages += 1
+    memory.give_back(4096 * pages)
+    return 4096 * pages
+
+
 async def settled(running: Outrider) -> None:
     """Returns once no request and no fill is under way; called on the loop of the proxy."""
     async with asyncio.timeout(START_DEADLINE_S):
@@ -242,7 +256,7 @@ async def settled(running: Outrider) -> None:
         while (
             len(running.flights)
             or running.server.handler.in_flight
-            or any(disk.leaving or disk.work._cleaning for disk in disks)
+            or any(disk.leaving or disk.work.is_cleaning for disk in disks)
         ):
             await running.server.handler.idle()
             await asyncio.sleep(0.001)
@@ -259,6 +273,7 @@ class ServedProxy:
 
     forked = True
     """False: a new interpreter, for tests of its memory or of its entries in /proc."""
+    start_deadline_s = START_DEADLINE_S
 
     def __init__(self, bucket: Bucket, directory: Path, origin: str | None = None, **flags: str) -> None:
         self.cache_dir = directory / "cache"
@@ -306,7 +321,8 @@ class ServedProxy:
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
         """The log so far, parsed; with `event` only its lines. A line that is not JSON is an error."""
         whole, _, _ = self.log.read_text().rpartition("\n")  # the last line may be half written
-        parsed = [json.loads(line) for line in whole.splitlines() if line.endswith("}")]
+        lines = [line for line in whole.splitlines() if line.endswith("}") and (event or "") in line]
+        parsed = [json.loads(line) for line in lines]
         return [line for line in parsed if event in (None, line["event"])]
 
     def start(self) -> None:
@@ -331,7 +347,7 @@ class ServedProxy:
 
     def wait_until(self, ready: Callable[[], object], what: str) -> None:
         assert self._child is not None
-        self._child.wait_until(ready, what=what, deadline_s=START_DEADLINE_S)
+        self._child.wait_until(ready, what=what, deadline_s=self.start_deadline_s)
 
     def send(self, number: signal.Signals) -> None:
         assert self._child is not None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterable, Iterator
 
 
@@ -75,6 +76,11 @@ class RawConnection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def secure(self, trusting: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        self.sock = trusting.wrap_socket(self.sock, server_hostname="127.0.0.1")
+        self._file = self.sock.makefile("rb")
 
     def close(self) -> None:
         self._file.close()

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from tests.support import fake_kubectl, playground
 from tests.support.child import clean_environment, free_ports
-from tests.support.forkserver import server_with_aws, shell_command
+from tests.support.forkserver import server_with_aws, shell_command, write_program
 from tests.support.pages import ROOT, Block, blocks_of
 
 SHELLS = ("sh", "console")
-QUICK_START, SETTINGS = ROOT / "docs" / "quickstart.md", ROOT / "docs" / "settings.md"
+SETTINGS = ROOT / "docs" / "settings.md"
 NO_RUN, IF, RUN = "no-run", "if=", "run="
 # A page takes some ten seconds, and far more on a busy machine.
 DEADLINE_S = 280.0
@@ -102,7 +102,6 @@ def run(page: Path, directory: Path, *, world: str | None) -> set[Block]:
     Raises PageFailed.
     """
     tree = _tree(directory / "outrider")
-    fake_kubectl.programs(directory / "cluster", tree / ".venv" / "bin")
     (tree / "clients.toml").write_text(clients_file(page))
     ports: dict[str, str] = {}
     chosen = [block for block in shell_blocks(page) if possible(block)]
@@ -110,8 +109,6 @@ def run(page: Path, directory: Path, *, world: str | None) -> set[Block]:
     if world is not None:
         (tree / playground.ENVIRONMENT).write_text(world)
         steps.append(Step(None, WORLD))
-    if world is not None and page != QUICK_START and any(map(speaks_to_a_cluster, chosen)):
-        steps += [Step(None, block.text) for block in shell_blocks(QUICK_START) if speaks_to_a_cluster(block)]
     steps += [step for block in chosen for step in steps_of(block)]
     lines = ["set -eu -o pipefail"]
     for number, step in enumerate(steps):
@@ -119,7 +116,8 @@ def run(page: Path, directory: Path, *, world: str | None) -> set[Block]:
         run_it = f". {directory}/{number}.sh > {directory}/{number}.out 2>&1"
         lines += [run_it if step.printed is None else f"set +e; {run_it}; set -e", f"touch {directory}/{number}.done"]
     (directory / "page.sh").write_text("\n".join(lines) + "\n")
-    _run_shell(directory, tree, ports)
+    with fake_kubectl.serving(fake_kubectl.Cluster(directory / "cluster"), tree / ".venv" / "bin"):
+        _run_shell(directory, tree, ports)
     for number, step in enumerate(steps):
         _check(step, directory / str(number), tree, ports)
     # The pages that go on from there are for readers who stay.
@@ -233,8 +231,7 @@ def _tree(tree: Path) -> Path:
         "aws": shell_command(server, "tests.support.aws"),
     }
     for name, words in programs.items():
-        (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        (commands / name).chmod(0o755)
+        write_program(commands / name, words)
     (commands / "activate").write_text(f"PATH={shlex.quote(str(commands))}:$PATH\n")
     (tree / ".venv" / "installed").touch()
     return tree

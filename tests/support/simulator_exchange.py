@@ -193,13 +193,15 @@ class Connection:
         if head is None:
             return False
         request = as_request(head)
+        # A release frees each request that is counted, also one that has yet to come to its wait.
+        held = self._shared.holding()
         self._shared.recorder.begin(request)
         try:
-            return self._exchange(head, request)
+            return self._exchange(head, request, held)
         finally:
             self._shared.recorder.end()
 
-    def _exchange(self, head: Head, request: Request) -> bool:
+    def _exchange(self, head: Head, request: Request, held: Callable[[float | None], object]) -> bool:
         shared = self._shared
         fault = shared.conditions.draw(request)
         if fault is not None and fault.kind is FaultKind.STATUS:
@@ -216,7 +218,7 @@ class Connection:
         if fault is not None and fault.kind is FaultKind.LOSE:
             raise CutError
         if fault is not None and fault.kind is FaultKind.LATE:
-            shared.holding()(fault.for_s)
+            held(fault.for_s)
         self._pass_answer(origin, request, answer, fault)
         if answer.closes:
             self._leave_origin()

@@ -1,7 +1,7 @@
-"""Fault-injection tests: how often each tries, objects whose every byte is known, and the table of docs/reliability.md.
+"""Fault-injection tests: how often each tries, objects whose every byte is known, and the tables of what was tried.
 
 The same tests are short in `make test` and long in `make soak`: `rounds()` stretches them, and the run ends with the
-table.
+tables.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ SCALE = int(os.environ.get("OUTRIDER_TEST_SCALE", "1"))
 """The factor by which trials are longer than in `make test`."""
 
 
-def rounds(short: int) -> int:
-    """The number of tries for a test that makes `short` tries in `make test`."""
-    return short * SCALE
+def rounds(short: int, of: int | None = None) -> int:
+    """The number of tries for a test that makes `short` tries in `make test`. `of`: as many times `SCALE` are made in
+    `make soak`; None: `short`."""
+    return short if SCALE == 1 else SCALE * (of or short)
 
 
 @dataclass
@@ -72,10 +73,10 @@ class Trials:
         return lines
 
 
-def fuzzing(short: int) -> settings:
-    """A decorator: `short` examples in `make test`."""
+def fuzzing(short: int, of: int | None = None) -> settings:
+    """A decorator: `short` examples in `make test`. `of`: as for `rounds`."""
     return settings(
-        max_examples=rounds(short), derandomize=SCALE == 1, deadline=None, database=None,
+        max_examples=rounds(short, of), derandomize=SCALE == 1, deadline=None, database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
     )  # fmt: skip
 

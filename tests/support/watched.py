@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 NAME = "fastpath"
-BLOCK = 1024 * 1024
+BLOCK = 256 * 1024
 RAMP = (bytes(range(251)) * (5 * BLOCK // 251 + 1))[: 5 * BLOCK]
 # Far more than the sockets of both sides take at once.
 LARGE = RAMP * 8
@@ -102,7 +102,7 @@ class Watched:
 
 @contextmanager
 def watched_proxy(bucket: Bucket, origin: str | None = None, **settings: Any) -> Iterator[Watched]:
-    with Proxy(bucket, origin, **{"block_size": "1MiB", "freshness": "immutable", **settings}) as proxy:
+    with Proxy(bucket, origin, **{"block_size": str(BLOCK), "freshness": "immutable", **settings}) as proxy:
         ask(proxy.address, "GET", f"/{NAME}/a")
         proxy.settle()
         ask(proxy.address, "GET", f"/{NAME}/a")

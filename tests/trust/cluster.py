@@ -79,7 +79,9 @@ class World:
             "freshness": "ttl:3600",
             **self.flags,
         }
-        self.nodes = Nodes(self.bucket, self.directory, self.count, origin=self.simulator.endpoint, **flags)
+        self.nodes = Nodes(
+            self.bucket, self.directory, self.count, origin=self.simulator.endpoint, quick_hellos=True, **flags
+        )
         for node in self.nodes.all:
             self.links[node.name] = link = Simulator(node.peer_address)
             node.advertise(link.endpoint.removeprefix("http://"))
@@ -231,13 +233,21 @@ class Reading:
         self._connection.close()
 
 
-def metric(node: Node, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels."""
+def metrics_of(node: Node) -> list[str]:
+    """The lines of its page of metrics."""
     host, _, port = node.admin.removeprefix("http://").rpartition(":")
-    text = ask((host, int(port)), "GET", "/metrics").body.decode()
+    return ask((host, int(port)), "GET", "/metrics").body.decode().splitlines()
+
+
+def total(lines: Sequence[str], name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    samples = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] == name]
+    samples = [line for line in lines if line.partition(" ")[0].partition("{")[0] == name]
     return sum(float(line.rpartition(" ")[2]) for line in samples if all(label in line for label in wanted))
+
+
+def metric(node: Node, name: str, **labels: str) -> float:
+    return total(metrics_of(node), name, **labels)
 
 
 def of_peer(node: Node, name: str, fact: str) -> Any:

@@ -275,10 +275,12 @@ def test_a_member_that_is_always_busy(world: World) -> None:
             stored = world.put_owned([owner, stand_in], [owner, stand_in])
             assert body(edge, stored.key) == stored.data
             assert [world.wanted_bytes(stored.key, block) for block in range(2)] == [BLOCK, BLOCK]
-            assert len(world.asked(owner, stored.key, by=edge)) >= 2
-    assert owner.name in edge.alive()
-    stored = world.put_owned([owner])
-    edge.wait_until(lambda: body(edge, world.put_owned([owner]).key) and world.asked(owner), "asked again")
+    # After three failures in a row it may be left out for a second.
+    asked = len(world.asked(owner, by=edge))
+    assert asked >= 3
+    edge.wait_until(
+        lambda: body(edge, world.put_owned([owner]).key) and len(world.asked(owner, by=edge)) > asked, "asked again"
+    )
 
 
 def test_a_member_that_is_slower_than_the_bucket(world: World) -> None:

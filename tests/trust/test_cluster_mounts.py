@@ -12,7 +12,7 @@ import pytest
 from outrider.cli.mount.missing import complaint, facts
 from tests.support.proxy import Command
 from tests.trust.cluster import NAME, TENANT, World
-from tests.trust.test_cluster_counts import BLOCK, OBJECTS, SHARE_MAX, Excused, dataset, share
+from tests.trust.test_cluster_asks_the_bucket_once import BLOCK, OBJECTS, SHARE_MAX, Excused, dataset, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @pytest.mark.skipif(complaint(facts()) is not None, reason=str(complaint(facts())))
 def test_mounts_on_all_nodes_take_each_byte_from_the_bucket_once(bucket: Bucket, tmp_path: Path) -> None:
     with (
-        World(bucket, tmp_path, count=3, block_bytes=BLOCK, flags={"prefetch": "epoch"}) as world,
+        World(bucket, tmp_path, count=2, block_bytes=BLOCK, flags={"prefetch": "epoch"}) as world,
         ExitStack() as stack,
     ):
         objects = dataset(world, "files")

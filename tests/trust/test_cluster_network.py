@@ -105,22 +105,22 @@ def _asked(
 def test_a_link_that_goes_down_is_waited_for_once(world: World) -> None:
     """Each object is one block, so that each read could wait by itself."""
     edge, away = world.nodes[0], "node-2"
-    objects = {f"down/{number}": world.put(f"down/{number}") for number in range(60)}
+    objects = {f"down/{number}": world.put(f"down/{number}") for number in range(36)}
     keys = iter(objects)
 
     def read(count: int) -> None:
         for key in itertools.islice(keys, count):
             assert get(edge, key) == objects[key]
 
-    read(20)
+    read(12)
     assert of_peer(edge, away, "requests") > 0, "the edge has connections to the member"
     failed = of_peer(edge, away, "failures")
     with world.without(away):
-        read(20)
+        read(12)
         assert of_peer(edge, away, "failures") - failed <= 1
         assert away not in edge.alive()
         asked = of_peer(edge, away, "requests")
-        read(20)
+        read(12)
         again = of_peer(edge, away, "failures") - failed, of_peer(edge, away, "requests")
         assert again == (1, asked), "it was asked again"
 

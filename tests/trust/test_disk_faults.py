@@ -25,6 +25,7 @@ from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.core.cache import block_file, disk_limits
 from outrider.core.cache.block_file import PAGE_BYTES
+from outrider.engine.fill import fill
 from outrider.http.wire import sender
 from tests.contract.disk_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.conditions import Fault, FaultKind
@@ -197,18 +198,20 @@ def test_a_disk_error_in_mid_hit_cuts_the_reply_when_the_version_is_gone(bucket:
 
 @pytest.mark.parametrize("times", [1, None])
 def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_gap(
-    times: int | None, bucket: Bucket, simulator: Simulator, known: KnownObjects, trials: Trials
-) -> None:
+    times: int | None, bucket: Bucket, simulator: Simulator, known: KnownObjects, trials: Trials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     # The disk gives less than a piece of a flight. With `times` 1 it is well again at the next piece. The second reader
     # reads the flight from the disk; the first reader has all bytes from memory.
     async def on_disk() -> None:
         flight = min(flights_of(proxy.outrider.flights), key=lambda each: each.meta.index)
-        while flight.partial.reach(0) < 30_000:
+        while flight.reach(0) < 30_000:
             await asyncio.sleep(0)
 
     simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
+    for name in ("_BUFFER_BYTES", "_BUFFER_BYTES_MIN"):
+        monkeypatch.setattr(fill, name, 10_000)
     with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
-        proxy.outrider.flights._buffer_bytes_of = lambda fills: 10_000
         with RawConnection(proxy.address) as first, RawConnection(proxy.address) as second:
             first.send(request("GET", f"/{known.name}/0"))
             reply = first.read_head()
@@ -492,7 +495,7 @@ class ByHand(ThreadPoolExecutor):
 
 async def test_the_budget_holds_for_any_order_in_which_room_is_made_and_taken(tmp_path: Path, trials: Trials) -> None:
     room = 4
-    for seed in range(rounds(40)):
+    for seed in range(rounds(8, of=40)):
         chance = random.Random(seed)
         store = Disk(tmp_path / str(seed), room * FILE)
         await store.write(*(meta_of(index) for index in range(room)))

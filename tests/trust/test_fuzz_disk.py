@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
+from array import array
 from base64 import b64encode
 from typing import Any
 
 import pytest
 
-from outrider.adapters.disk import index_snapshot
-from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
+from outrider.adapters.disk import index_snapshot, snapshot_page
+from outrider.adapters.sealed_file import BadFile, LinesFormat
 from outrider.core.ahead.dataset import saved_datasets
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock
@@ -55,8 +57,12 @@ def test_a_block_header_of_any_depth_is_a_bad_one(raw: bytes) -> None:
         block_file.decode_header(sealed_header(raw))
 
 
-def sealed_snapshot(lines: list[bytes], head: bytes = b'{"saved_at":1.5,"doubts":[[["b","k"],2],[["b"],3]]}') -> bytes:
-    return b"".join(LinesFormat("outrider index", 4).encode(line + b"\n" for line in [head, *lines]))
+HEAD = json.dumps({"saved_at": 1.5, "doubts": [[["b", "k"], 2], [["b"], 3]]}).encode()
+
+
+def sealed_snapshot(lines: list[bytes], head: bytes = HEAD) -> bytes:
+    pages = (snapshot_page.sealed(line + b"\n") for line in lines)
+    return b"".join(LinesFormat("outrider index", 5).encode([head + b"\n", *pages]))
 
 
 @pytest.mark.parametrize(
@@ -81,37 +87,54 @@ def test_a_snapshot_with_an_odd_head_is_a_bad_one(head: bytes) -> None:
         index_snapshot.decode(sealed_snapshot([], head))
 
 
+def column(kind: str, *values: int) -> str:
+    return b64encode(array(kind, values)).decode()
+
+
+FRAME = ["b", True, True, [["etag", ""], ["last-modified", ""]], [0], 1, []]
 PAGE: dict[str, object] = {
-    "layouts": [["o", 4096]], "frames": [["b", True, True, [["etag", ""], ["last-modified", ""]], [0], 1, []]],
+    "order": sys.byteorder, "at": 9, "layout": ["o", 4096], "frames": [[1, FRAME]],
     "packed": b64encode(b"\1\0\0\0" + (10).to_bytes(8, "little") + b"\1\0k" + bytes([1, 0, 0, 0]) + bytes(16)).decode(),
-    "ids": b64encode(bytes(16)).decode(), "versions": [35, 0, 1.5, 1], "more": {}, "blocks": [0, 0, 1],
+    "ids": b64encode(bytes(16)).decode(), "lengths": column("I", 35), "confirmed_at": column("q", 1),
+    "vouched": column("B", 1), "proved": column("B", 0), "more": {}, "numbers": column("I", 0),
+    "indexes": column("I", 0), "pages": column("I", 1),
 }  # fmt: skip
 ODD_FIELDS = [
-    ("layouts", []), ("layouts", [["o", 0]]), ("layouts", [[1, 4096]]), ("frames", []), ("frames", [["b"]]),
-    ("frames", [["b", True, True, [["etag", 5]], [0], -1, []]]), ("frames", [["b", True, True, [], [0], -1, []]]),
-    ("frames", [["b", True, True, [["etag", ""], ["last-modified", ""]], [0, 0], 1, []]]),
-    ("frames", [["", True, True, [["etag", ""], ["last-modified", ""]], [0], 1, []]]),
-    ("frames", [["b", True, False, [["etag", ""], ["last-modified", ""]], [0], 1, []]]),
-    ("frames", [["b", True, True, [["etag", ""], ["last-modified", ""], ["a", ""]], [0], 1, [2]]]),
-    ("packed", "AAAA"), ("packed", ""), ("packed", "?"), ("ids", ""), ("ids", b64encode(bytes(32)).decode()),
-    ("versions", [35, 0, "1", 1]), ("versions", [35, 0, 1.5]), ("versions", [34, 0, 1.5, 1]),
-    ("versions", [35, -1, 1.5, 1]),
-    ("versions", []), ("more", {"0": 5}), ("more", {"0": [None, [[["a", 1]], True]]}), ("more", 5),
-    ("blocks", [0, 0]), ("blocks", [1, 0, 1]), ("blocks", [-1, 0, 1]), ("blocks", [0, 1, 1]), ("blocks", [0, 0, 0]),
-    ("blocks", [0, True, 1]), ("blocks", 7),
+    ("layout", []), ("layout", ["o", 0]), ("layout", [1, 4096]), ("frames", []), ("frames", [[2, FRAME]]),
+    ("frames", [[0, FRAME]]), ("frames", [[2**40, FRAME]]),
+    ("order", "middle"), ("at", None), ("frames", [[1, ["b"]]]),
+    ("frames", [[1, ["b", True, True, [["etag", 5]], [0], -1, []]]]),
+    ("frames", [[1, ["b", True, True, [], [0], -1, []]]]),
+    ("frames", [[1, ["b", True, True, [["etag", ""], ["last-modified", ""]], [0, 0], 1, []]]]),
+    ("frames", [[1, ["", True, True, [["etag", ""], ["last-modified", ""]], [0], 1, []]]]),
+    ("frames", [[1, ["b", True, False, [["etag", ""], ["last-modified", ""]], [0], 1, []]]]),
+    ("frames", [[1, ["b", True, True, [["etag", ""], ["last-modified", ""], ["a", ""]], [0], 1, [2]]]]),
+    ("packed", "AAAA"), ("packed", ""), ("packed", "?"), ("packed", 7), ("ids", ""),
+    ("ids", b64encode(bytes(32)).decode()), ("ids", b64encode(bytes(17)).decode()),
+    ("lengths", column("I", 34)), ("lengths", column("I", 35, 0)), ("lengths", "AAAA"), ("lengths", None),
+    ("confirmed_at", ""), ("vouched", ""), ("proved", column("B", 0, 0)),
+    ("more", {"0": 5}), ("more", {"0": [None, [[["a", 1]], True]]}), ("more", 5),
+    ("numbers", ""), ("numbers", column("I", 1)), ("numbers", column("I", 0, 0)), ("indexes", column("I", 1)),
+    ("indexes", ""), ("pages", column("I", 0)), ("pages", ""),
 ]  # fmt: skip
+SHORT = bytes([1, 0, 0, 0]) + (10).to_bytes(8, "little") + b"\0\0" + bytes(6)
+
+
+def test_a_version_that_is_shorter_than_its_frame_is_a_bad_one() -> None:
+    page = PAGE | {"packed": b64encode(SHORT).decode(), "lengths": column("I", len(SHORT))}
+    with pytest.raises(BadFile):
+        list(index_snapshot.decode(sealed_snapshot([json.dumps(page).encode()])))
 
 
 @pytest.mark.parametrize(("name", "value"), ODD_FIELDS)
 def test_a_snapshot_with_an_odd_page_is_a_bad_one(name: str, value: object) -> None:
     def sealed(page: dict[str, object]) -> bytes:
-        lines = [b'{"saved_at":1.5,"doubts":[]}\n', json_line(page)]
-        return b"".join(LinesFormat("outrider index", 4).encode(lines))
+        return sealed_snapshot([json.dumps(page).encode()])
 
     ((meta, disk_bytes, saved),) = index_snapshot.decode(sealed(PAGE))
     etag, date = '"' + 32 * "0" + '"', "Thu, 01 Jan 1970 00:00:01 GMT"
     version = ObjectVersion(ObjectRef("b", "k"), etag, 10, (("etag", etag), ("last-modified", date)), True)
-    assert (meta.version, disk_bytes, saved) == (version, 4096, (version, 1.5, True, None))
+    assert (meta.version, disk_bytes, saved) == (version, 4096, (version, 1, True, None))
     with pytest.raises(BadFile):
         list(index_snapshot.decode(sealed(PAGE | {name: value})))
 

@@ -74,7 +74,7 @@ def resolved(key: str, *, backslashes: bool, collapsing: bool, rooted: bool) -> 
     st.booleans(),
     st.booleans(),
 )
-@fuzzing(500)
+@fuzzing(160, of=500)
 def test_a_granted_key_stays_under_its_prefix_in_every_reading(
     trials: Trials, key: str, backslashes: bool, collapsing: bool, rooted: bool
 ) -> None:

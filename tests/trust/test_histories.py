@@ -25,7 +25,7 @@ _ROUND_S = 300.0
 
 @pytest.mark.parametrize("freshness", ["ttl:5", "immutable", "always"] if _IS_LONG else ["ttl:2"])
 def test_clients_see_nothing_that_is_ruled_out(freshness: str, trials: Trials) -> None:
-    left_s, tally = float(rounds(8)), Tally()
+    left_s, tally = float(rounds(5, of=8)), Tally()
     while left_s > 0:
         seed, seconds = f"{SEED} {left_s:.0f}", min(left_s, _ROUND_S)
         left_s -= seconds

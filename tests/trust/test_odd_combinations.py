@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from hypothesis import example, given, seed, settings
+from hypothesis import example, given, seed
 from hypothesis import strategies as st
 
 from outrider.adapters.process.system import new_event_loop
@@ -25,7 +25,7 @@ from tests.support.oddities import (
     Length,
     Oddities,
 )
-from tests.support.trials import SCALE, fuzzing, rounds
+from tests.support.trials import SCALE, fuzzing
 from tests.trust.odd_worlds import BLOCK, Ask, OddWorld, odd_world
 
 if TYPE_CHECKING:
@@ -127,15 +127,31 @@ def seeded(test: Test) -> Test:
     return seed(SEED)(test) if SCALE > 1 else test
 
 
+HISTORY: list[Any] = [
+    ("read", "GET", KEYS[0], {}), ("read", "GET", KEYS[0], {"range": f"bytes={BLOCK + 1}-{2 * BLOCK + 7}"}),
+    ("read", "HEAD", KEYS[1], {}), ("put", KEYS[0], None), ("expire",),
+    ("read", "GET", KEYS[0], {"range": f"bytes={BLOCK}-"}), ("read", "GET", KEYS[0], {}),
+    ("read", "GET", KEYS[1], {"x-amz-checksum-mode": "ENABLED"}), ("read", "GET", KEYS[1], {"if-match": "{etag}"}),
+]  # fmt: skip
+
+
+def each_alone(test: Test) -> Test:
+    """Each oddity by itself is tried, whatever is drawn."""
+    for name, value in KNOBS:
+        test = example(replace(AWS, **{name: value}), "ttl:60", (3 * BLOCK + 5, 1000), HISTORY)(test)
+    return test
+
+
 @pytest.mark.timeout(300 * SCALE)
 @seeded
+@each_alone
 @example(
     # Between two replies that prove nothing the connection breaks.
     replace(AWS, content_range=ContentRange.NO_TOTAL, plain_content_range=True, range_status=200, hangs_up=True),
     "ttl:60", (1, 0), [("read", "GET", KEYS[0], {"if-none-match": "{etag}"})],
 )  # fmt: skip
 @given(oddities, st.sampled_from(("ttl:60", "always")), st.tuples(sizes, sizes), histories)
-@settings(fuzzing(350), max_examples=80 if SCALE == 1 else rounds(350))
+@fuzzing(20, of=350)
 def test_a_client_of_the_proxy_gets_what_a_direct_client_gets_or_an_error(
     run: Callable[[Any], None], trials: Trials, odd: Oddities, freshness: str, first: tuple[int, int],
     history: list[Any],

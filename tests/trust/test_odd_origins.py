@@ -1,5 +1,8 @@
 """Origins whose replies are not AWS's, one oddity at a time: the right bytes come, they are kept where the reply proves
-them, and the origin is not asked for much more than by clients without a proxy."""
+them, and the origin is not asked for much more than by clients without a proxy.
+
+`tests/engine/read/odd_replies` has the oddities of single replies: statuses, Content-Ranges, ETags, dates and refusals.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.support.child import Child, clean_environment, free_ports, program
 from tests.support.control_bucket import put, wait_for_end
 from tests.support.fakes import no_wait_patience
 from tests.support.odd_origin import OddOrigin
-from tests.support.oddities import AWS, Body, Checksum, ContentRange, ETag, HeadLength, IfMatch, Length, Oddities
+from tests.support.oddities import AWS, Body, Checksum, ETag, HeadLength, IfMatch, Length, Oddities
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
 from tests.trust.odd_worlds import BLOCK, MORE
@@ -95,7 +98,7 @@ def test_an_origin_without_oddities_is_read_once(world_of: WorldOf) -> None:
         world.range(1, 100)
 
 
-# -- a Range that is answered with 200 ---------------------------------------------------------------------------------
+# -- a real one --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -140,26 +143,6 @@ def test_rclone_is_read_in_ranges(rclone: Proxy) -> None:
         assert (answer.status, answer.body) == (206, RAMP[start:stop])
 
 
-def test_a_200_with_a_content_range_is_a_206(world_of: WorldOf) -> None:
-    world = world_of(Oddities(range_status=200))
-    with world.traffic(len(RAMP)):
-        world.range(BLOCK, BLOCK + 100)
-        world.reads()
-        assert world.reads() == "HIT"
-
-
-@pytest.mark.parametrize("ignores_conditions", [False, True])
-def test_a_200_that_brings_a_part_without_saying_so_is_never_kept(world_of: WorldOf, ignores_conditions: bool) -> None:
-    """The length of the part is taken for that of the object by nobody: a HEAD tells that."""
-    world = world_of(
-        Oddities(range_status=200, content_range=ContentRange.MISSING, ignores_conditions=ignores_conditions)
-    )
-    for _ in range(3):
-        answer = world.get(range=f"bytes={BLOCK}-{BLOCK + 99}")
-        assert answer.status >= 400 or answer.body == RAMP[BLOCK : BLOCK + 100]
-        assert whole_or_none(world.proxy.address) in (RAMP, None)
-
-
 def whole_or_none(address: tuple[str, int], target: str = PLACE) -> bytes | None:
     """The body of a GET; None: it was refused, or visibly broken."""
     try:
@@ -169,27 +152,7 @@ def whole_or_none(address: tuple[str, int], target: str = PLACE) -> bytes | None
     return answer.body if answer.status == 200 else None
 
 
-def test_an_ignored_range_is_read_once_and_kept(world_of: WorldOf) -> None:
-    """Several blocks are missing, and each request for one brings them all."""
-    world = world_of(Oddities(ignores_range=True))
-    with world.traffic(len(RAMP)):
-        world.reads()
-    assert world.reads() in ("HIT", "MISS", "PARTIAL", "BYPASS")
-    world.range(3 * BLOCK, 3 * BLOCK + 10)
-
-
 # -- requests that the origin refuses, and the client never sent -------------------------------------------------------
-
-
-@pytest.mark.parametrize("status", [400, 501])
-def test_an_origin_that_refuses_to_be_asked_for_checksums_is_asked_without(world_of: WorldOf, status: int) -> None:
-    world = world_of(Oddities(checksum_mode=status))
-    with world.traffic(len(RAMP) + 1000):
-        assert [world.reads() for _ in range(2)] == ["MISS", "HIT"]
-        assert world.ask("HEAD", SMALL).status == 200
-        world.reads(SMALL, RAMP[:1000])
-        assert world.reads(SMALL, RAMP[:1000]) == "HIT"
-    assert sum(seen.status == status for seen in world.origin.seen) <= 1
 
 
 @pytest.mark.parametrize("status", [400, 501])
@@ -211,17 +174,6 @@ def test_a_checksum_of_the_parts_of_an_upload_cuts_no_reader(world_of: WorldOf) 
         world.reads()
     assert world.reads() == "HIT"
     assert world.proxy.metric("outrider_origin_mismatches_total") == 0
-
-
-@pytest.mark.parametrize("if_match", [IfMatch.REFUSED, IfMatch.FAILS])
-def test_an_origin_that_refuses_if_match_is_read_without(world_of: WorldOf, if_match: IfMatch) -> None:
-    world = world_of(Oddities(if_match=if_match))
-    with world.traffic(len(RAMP) + 1000):
-        assert [world.reads() for _ in range(2)] == ["MISS", "HIT"]
-        assert world.ask("HEAD", SMALL).status == 200
-        world.reads(SMALL, RAMP[:1000])
-        assert world.reads(SMALL, RAMP[:1000]) == "HIT"
-    assert sum(seen.status in (412, 501) for seen in world.origin.seen) <= 8
 
 
 @pytest.mark.parametrize("if_match", [IfMatch.REFUSED, IfMatch.FAILS, IfMatch.IGNORED])
@@ -257,24 +209,6 @@ def test_an_empty_object_is_kept(world_of: WorldOf) -> None:
     assert world.reads("/train/empty", b"") == "HIT"
 
 
-@pytest.mark.parametrize(
-    "oddities",
-    [Oddities(head_length=HeadLength.MISSING), *(Oddities(head_status=status) for status in (403, 405, 501))],
-    ids=str,
-)
-def test_where_heads_do_not_tell_a_version_is_confirmed_without_reading_it_whole(
-    world_of: WorldOf, oddities: Oddities
-) -> None:
-    world = world_of(oddities, freshness="always")
-    world.reads()
-    with world.traffic(BLOCK):
-        assert world.reads() == "HIT"
-    assert world.ask("HEAD", PLACE).status in (200, oddities.head_status)
-    new = bytes(reversed(RAMP))
-    world.origin.put("train", "shards/a.tar", new)
-    world.reads(body=new)
-
-
 def test_an_empty_object_of_which_nothing_tells_is_not_asked_about_at_each_read(world_of: WorldOf) -> None:
     world = world_of(Oddities(checksum_mode=400, head_status=405))
     world.origin.put("train", "empty", b"")
@@ -283,53 +217,6 @@ def test_an_empty_object_of_which_nothing_tells_is_not_asked_about_at_each_read(
     for _ in range(3):
         assert world.reads("/train/empty", b"") == "BYPASS"
     assert len(world.origin.seen) - before == 3
-
-
-# -- ETags -------------------------------------------------------------------------------------------------------------
-
-
-def test_an_etag_of_any_characters_names_a_version(world_of: WorldOf) -> None:
-    """SDKs send the ETag of their HEAD as If-Match."""
-    world = world_of(Oddities(etag=ETag.BASE64))
-    etag = world.ask("HEAD", PLACE).headers["etag"]
-    assert any(mark in etag for mark in "+/=")
-    with world.traffic(len(RAMP)):
-        world.reads(if_match=etag)
-        assert world.reads(if_match=etag) == "HIT"
-        assert world.get(if_none_match=etag).status == 304
-
-
-@pytest.mark.parametrize("etag", [ETag.EMPTY, ETag.BLANK, ETag.MISSING, ETag.WEAK, ETag.UNQUOTED])
-def test_an_etag_that_names_no_version_is_relayed_once_for_each_read(world_of: WorldOf, etag: ETag) -> None:
-    world = world_of(Oddities(etag=etag))
-    for body in (RAMP, bytes(reversed(RAMP)), RAMP):
-        world.origin.put("train", "shards/a.tar", body)
-        # The first read may find out about it at the cost of a block.
-        with world.traffic(len(RAMP) + BLOCK):
-            world.reads(body=body)
-
-
-def test_an_etag_that_changes_with_each_reply_breaks_at_most_two_reads(world_of: WorldOf) -> None:
-    world = world_of(Oddities(etag=ETag.CHANGING))
-    for _ in range(2):
-        assert whole_or_none(world.proxy.address) in (RAMP, None)
-        world.proxy.settle()
-    for body in (RAMP, bytes(reversed(RAMP)), RAMP):
-        world.origin.put("train", "shards/a.tar", body)
-        with world.traffic(len(RAMP)):
-            world.reads(body=body)
-
-
-@pytest.mark.parametrize("etag", [ETag.CONSTANT, ETag.ZEROS])
-def test_one_etag_for_all_contents_hides_no_overwrite(world_of: WorldOf, etag: ETag) -> None:
-    """The date shows it."""
-    world = world_of(Oddities(etag=etag), freshness="always")
-    for body in (RAMP, bytes(reversed(RAMP)), RAMP[1:]):
-        world.origin.put("train", "shards/a.tar", body)
-        for _ in range(2):
-            world.reads(body=body)
-    for _ in range(2):
-        world.reads(SMALL, RAMP[:1000])
 
 
 # -- framing, and bodies that do not keep their word -------------------------------------------------------------------

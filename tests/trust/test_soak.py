@@ -16,7 +16,7 @@ from tests.support.conditions import Fault, FaultKind
 from tests.support.fakes import ramp
 from tests.support.proxy import ServedProxy, Vitals
 from tests.support.rawhttp import Client, Head
-from tests.support.trials import Trials, rounds
+from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,18 +28,16 @@ MIB = 1024 * 1024
 NAME = "soak"
 SEED = 6
 CLIENTS = 12
-# This size is that of `make test`. An hour takes about 330 times as many: `make soak SOAK=330
-# TESTS=tests/trust/test_soak.py`.
-REQUESTS = 1200
-LOOKS = 20
+# An hour takes about 330 times as many as 1200: `make soak SOAK=330 TESTS=tests/trust/test_soak.py`.
+REQUESTS, LOOKS = (480, 8) if SCALE == 1 else (1200 * SCALE, 20)
 # The shards have 40 MiB and the cache 24 MiB: almost each read evicts something.
 SHARDS = {f"shard-{number:02}.tar": ramp(4 * MIB + number * 1001, start=number) for number in range(10)}
 CACHE_SIZE = "24MiB"
 BLOCKS = 24
 
 # The allowance is for the memory that Python's allocator keeps of a busy second, and for the state of some hundred
-# objects. A leak of one 64 KiB buffer in a hundred requests would be 25 MiB in the short run, and 750 MiB in that of
-# `make soak`.
+# objects. A leak of one 64 KiB buffer in each request would be 30 MiB in the short run, and one in a hundred 22 MiB in
+# that of `make soak`.
 GROWTH_BYTES_MAX = 24 * MIB
 # The allowance is for block files that stay open, and for idle connections to the bucket.
 DESCRIPTORS_MORE_MAX = BLOCKS + 64
@@ -234,7 +232,7 @@ async def test_a_mixed_day_in_bad_weather_leaves_nothing_behind(
     with proxy:
         customers = [Customer(proxy.address, number, trials) for number in range(CLIENTS)]
         # The first measurement is made after a warm-up.
-        numbers = [REQUESTS // 2, *[rounds(REQUESTS) // LOOKS] * LOOKS]
+        numbers = [REQUESTS // SCALE // 2, *[REQUESTS // LOOKS] * LOOKS]
         curve = [await _looked(proxy, customers, numbers[0])]
         curve += [await _looked(proxy, customers, number, curve[0].tasks) for number in numbers[1:]]
         print("\nMiB of memory:", *(f"{look.anonymous_bytes / MIB:.1f}" for look in curve))

@@ -80,6 +80,13 @@ def test_no_two_panels_overlap() -> None:
     assert max(x for x, _ in cells) < 24
 
 
+def test_the_grafana_dashboard_has_the_words_of_the_other_pages() -> None:
+    text = (FILES / "dashboard.json").read_text()
+    assert "evicted unread" in text
+    for word in ("in vain", "arriving", "heard"):
+        assert word not in text, word
+
+
 def test_every_alert_has_a_test() -> None:
     tested = {
         case["alertname"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.model import ObjectRef, ObjectVersion, is_strong_etag
 from outrider.core.packed_version import _FRAMES_MAX, Packing
 
 MD5 = '"d41d8cd98f00b204e9800998ecf8427e"'
@@ -35,6 +37,55 @@ def test_a_version_comes_back_as_it_was(versions: list[ObjectVersion]) -> None:
     for version, its in zip(versions, packed, strict=True):
         assert [packing.is_of(each, version.ref) for each in packed] == [other.ref == version.ref for other in versions]
         assert packing.pack(version) is its, "held once"
+
+
+VERSIONS = st.lists(
+    st.builds(
+        ObjectVersion,
+        st.builds(ObjectRef, st.sampled_from("ab"), st.sampled_from(("k", "train/1.jpg", "\xe9")) | TEXTS),
+        ETAGS | st.from_regex('"[0-9a-f]{4}-[0-9a-f]{4}"', fullmatch=True), st.integers(0, 2**43), HEADERS,
+    ), min_size=1, max_size=8,
+)  # fmt: skip
+
+
+class Refused(Exception):
+    pass
+
+
+def _check(version: ObjectVersion) -> None:
+    if not is_strong_etag(version.etag):
+        raise Refused
+
+
+def _of_a_file(versions: list[ObjectVersion]) -> tuple[Packing, list[bytes]]:
+    writer, file = Packing(), Packing()
+    packed = [writer.pack(version) for version in versions]
+    file.take({number: frame for number, frame in enumerate(writer.frames) if number})
+    return file, packed
+
+
+@given(VERSIONS)
+def test_versions_of_a_file_are_taken_over_as_they_were(versions: list[ObjectVersion]) -> None:
+    file, raws = _of_a_file(versions)
+    packing = Packing()
+    packing.pack(ObjectVersion(ObjectRef("other", "k"), MD5, 1))  # the numbers of frames are others
+    refs, sizes, packed = packing.taken_over(file, raws, _check)
+    assert [packing.unpack(each) for each in packed] == versions
+    assert (list(refs), list(sizes)) == ([each.ref for each in versions], [each.size for each in versions])
+
+
+def test_damaged_versions_of_a_file_are_refused() -> None:
+    headers = (("content-type", "image/jpeg"), ("etag", '"65-2710"'), ("x-amz-meta-a", "once"))
+    version = ObjectVersion(ObjectRef("b", "k"), '"65-2710"', 1, headers)
+    file, [whole] = _of_a_file([version])
+    at = whole.index(b'"65')
+    length = at - 4
+    for damaged in (
+        whole[:-1], whole + b"x", whole[:at] + b"x" + whole[at + 1 :], whole[:at] + b"\xff" + whole[at + 1 :],
+        whole[:length] + bytes([whole[length] + 1]) + whole[length + 1 :], whole[:length], whole[: length + 2],
+    ):  # fmt: skip
+        with pytest.raises((Refused, ValueError, LookupError, struct.error)):
+            Packing().taken_over(file, [damaged], _check)
 
 
 def test_keys_and_frames_beyond_their_bounds_come_back() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.rows import FreeRows, RowIndex, RowOrder
+from outrider.core.rows import FreeRows, RowIndex, RowOrder, without
+from tests.support.counted_work import calls_of, lines_of
+from tests.support.held_memory import held_bytes
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 60)), max_size=300)
 
@@ -38,24 +40,38 @@ def test_an_index_finds_what_a_dictionary_finds(steps: list[tuple[bool, int]], h
 
 def test_an_index_grows_by_small_steps_and_takes_a_dozen_bytes_a_row() -> None:
     index = RowIndex()
-    buckets = index._buckets
-    for number in range(20_000):
-        before = len(buckets)
-        index.add(hash(f"name {number}"), number)
-        assert len(buckets) - before <= 1, "one bucket is split at a time"
-    assert (sum(map(sys.getsizeof, buckets)) + sys.getsizeof(buckets)) / len(index) < 12
-    assert max(map(len, buckets)) < 8 * 100
+    work = [lines_of(partial(index.add, hash(f"name {number}"), number)) for number in range(20_000)]
+    # Some two lines for each entry of a bucket that is split.
+    assert max(work) < 2 * 100, "one bucket is split at a time, and none is long"
+    assert held_bytes(index) / len(index) < 12
     assert index.find(hash("name 777"), lambda row: row == 777) == 777
 
 
 def test_an_index_of_known_length_has_its_buckets_before_its_rows() -> None:
     index, hashes = RowIndex(), [hash(f"name {number}") for number in range(3000)]
-    index.reserve(len(hashes))
-    buckets = len(index._buckets)
+    assert calls_of(lambda: index.reserve(len(hashes))) > 100
     for first in range(0, len(hashes), 1000):
-        index.add_all(hashes[first : first + 1000], first)
-    assert len(index._buckets) == buckets > 100
+        assert calls_of(partial(index.add_new, hashes[first : first + 1000], first)) < 10, "no bucket is split"
+    assert len(index) == len(hashes)
     assert all(index.find(hashed, lambda row, at=at: row == at) == at for at, hashed in enumerate(hashes))  # type: ignore[misc]
+
+
+@given(names=st.lists(st.integers(0, 30), max_size=60), but=st.sets(st.integers(0, 59)))
+def test_names_that_are_there_already_or_come_twice_or_are_left_out_get_no_row(names: list[int], but: set[int]) -> None:
+    index, expected = RowIndex(), dict[int, int]()
+    for first in (0, 20, 40):
+        some = names[first : first + 20]
+        # Others may be among them: their hashes are like the bytes of another entry.
+        left = index.add_new([name * 7919 for name in some], len(index), but)
+        for place, name in enumerate(some):
+            assert place in left or (name not in expected and place not in but)
+            if place not in left:
+                expected[name] = len(expected)
+        assert len(index) == len(expected)
+    assert but or not names or expected
+    for name in range(31):
+        assert index.find(name * 7919, lambda _: True) == expected.get(name, -1)
+    assert without(but, names) == [name for place, name in enumerate(names) if place not in but]
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "first", "remove", "end"]), st.integers(0, 20)), max_size=100))

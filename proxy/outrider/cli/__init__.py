@@ -2,7 +2,7 @@
 
 1. `main` opens the standard files, imports the module of the given command, and lets typer run it. A command is the
    function of its own name in the module or package of its own name. `outrider --help` imports none.
-2. Commands that start a proxy (`serve`, `run`, `mount`, `bench`) and `doctor` take settings as flags. `settings_flags`
+2. Commands that start a proxy (`serve`, `run`, `mount`) and `doctor` take settings as flags. `settings_flags`
    makes the flags from the settings model; `load_settings` merges flags, environment and file, and finds the origin by
    `aws_environment`.
 3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its control bucket
@@ -39,7 +39,6 @@ outrider ls                               the datasets, and what is cached
 outrider cluster                          the nodes that are one cache
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
-outrider bench s3://my-bucket/train/      how fast that bucket is with it
 outrider demo                             all of it, with a bucket of its own
 """
 
@@ -64,7 +63,6 @@ _COMMANDS = {
     "doctor": "Check credentials, origin, clock, disk, ports, members and environment, for a proxy with these flags.",
     "simulate": "Run the proxy's own policy and others over a job in virtual time, "
     "and print the results of each epoch.",
-    "bench": "Read objects of a bucket directly, through an empty cache and through a full one, and compare.",
     "ls": "List the datasets of the proxy at --admin, the most recently read first.",
     "stats": "Show the activity of the proxy at --admin: live on a terminal until Ctrl-C, else once.",
     "cluster": "Show the members of the cluster as the node at --admin sees them, or who owns the blocks of an object.",

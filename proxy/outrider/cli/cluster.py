@@ -60,12 +60,13 @@ def line(cluster: Status) -> str:
     words = [f"{count['alive']} of {counted(len(cluster['members']), 'member')} alive"]
     words += [f"{count[state]} {state.replace('_', ' ')}" for state in ("away", "left_out") if count[state]]
     words += [f"{shown(name)} is the name of several" for name in cluster.get("names_used_twice", {})]
-    received = sum(member["bytes_in"] or 0 for member in cluster["members"])
-    sent = sum(member["bytes_out"] or 0 for member in cluster["members"])
-    return (
-        f"{', '.join(words)}; {in_words(received)} from the others, {in_words(sent)} to them, "
-        f"{in_words(cluster['near_bytes'])} of their blocks kept here"
+    traffic = (
+        (sum(member["bytes_in"] or 0 for member in cluster["members"]), "from the others"),
+        (sum(member["bytes_out"] or 0 for member in cluster["members"]), "to them"),
+        (cluster["near_bytes"], "of their blocks kept here"),
     )
+    moved = ", ".join(f"{in_words(count)} {what}" for count, what in traffic if count)
+    return f"{', '.join(words)}; {moved or 'no bytes between them yet'}"
 
 
 # -- members ----------------------------------------------------------------------------------------------------------

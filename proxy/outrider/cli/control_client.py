@@ -26,13 +26,14 @@ from outrider.cli import aws_environment
 from outrider.cli.load_settings import load
 from outrider.core.maintenance.progress import expected_bytes
 from outrider.core.s3.operation import CONTROL_BUCKET
-from outrider.core.text import counted, in_words
+from outrider.core.text import in_words, part_of
 
 # A pin is answered after a HEAD for each of its objects.
 _ANSWER_TIMEOUT_S = 600
 _CONNECT_TIMEOUT_S = 5
 _POLL_S = 0.25
 _FAILURES_SHOWN = 50
+_LOOKS = "looks for the objects"
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
 
 Urls = Annotated[
@@ -225,13 +226,12 @@ def show(job: dict[str, Any], as_json: bool) -> None:
         show_json(job)
         return
     objects, size = job["objects"], job["bytes"]
-    reserved = f", {in_words(job['reserved_bytes'])} reserved" if "reserved_bytes" in job else ""
-    typer.echo(
-        f"{job['name']}  {job['state']}  {objects['on_disk']} of {counted(objects['wanted'], 'object')}, "
-        f"{in_words(size['on_disk'])} of {in_words(size['wanted'])}{reserved}"
-        if objects["wanted"]
-        else f"{job['name']}  {job['state']}  no object"
-    )
+    words = [part_of(objects["on_disk"], objects["wanted"], "object")]
+    if job["state"] == "running" and not objects["wanted"]:
+        words = [_LOOKS]
+    words += [f"{in_words(size['on_disk'])} of {in_words(size['wanted'])}"] if size["wanted"] else []
+    words += [f"{in_words(job['reserved_bytes'])} reserved"] if job.get("reserved_bytes") else []
+    typer.echo(f"{job['name']}  {job['state']}  {', '.join(words)}")
 
 
 def carry_out(
@@ -261,7 +261,7 @@ def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
         line = bar.add_task(key.partition("/")[0], total=None, text="")
         while (report := proxy.get(key))["state"] == "running":
             on_disk = report["bytes"]["on_disk"]
-            bar.update(line, total=expected_bytes(report) or None, completed=on_disk, text=_in_words(report))
+            bar.update(line, total=expected_bytes(report) or None, completed=on_disk, text=progress_in_words(report))
             time.sleep(_POLL_S)
     return report
 
@@ -274,8 +274,10 @@ def followed(proxy: ControlClient, key: str) -> dict[str, Any]:
     return report
 
 
-def _in_words(report: dict[str, Any]) -> str:
+def progress_in_words(report: dict[str, Any]) -> str:
     objects, eta_s = report["objects"], report["eta_s"]
+    if not objects["wanted"]:
+        return _LOOKS
     eta = "" if eta_s is None else f", {int(eta_s) // 60}:{int(eta_s) % 60:02} to go"
     return (
         f"{objects['on_disk']}/{objects['wanted']}{'+' if report['listing'] else ''} objects, "
@@ -289,13 +291,12 @@ def conclude(report: dict[str, Any], as_json: bool) -> NoReturn:
         show_json(report)
     else:
         objects, size = report["objects"], report["bytes"]
-        cached_before = size["on_disk"] - size["fetched"]
-        typer.echo(
-            f"{report['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
-            f"{in_words(size['on_disk'])} ({in_words(max(0, cached_before))} were here), in {report['elapsed_s']:.1f} s"
-            if objects["wanted"]
-            else f"{report['state']}: no object, in {report['elapsed_s']:.1f} s"
-        )
+        words = [part_of(objects["on_disk"], objects["wanted"], "object") + " on disk" * bool(objects["wanted"])]
+        if size["on_disk"]:
+            cached_before = size["on_disk"] - size["fetched"]
+            before = f" ({in_words(cached_before)} were there before)" if cached_before > 0 else ""
+            words.append(f"{in_words(size['on_disk'])}{before}")
+        typer.echo(f"{report['state']}: {', '.join(words)}, in {report['elapsed_s']:.1f} s")
     for note in report.get("notes", ()):
         typer.echo(f"outrider: {note}", err=True)
     show_failures(report)

@@ -33,8 +33,9 @@ def evict(
     if as_json:
         control_client.show_json(report)
         return
-    typer.echo(f"evicted {counted(report['blocks'], 'block')}, {in_words(report['bytes'])}")
+    if report["blocks"]:
+        typer.echo(f"evicted {counted(report['blocks'], 'block')}, {in_words(report['bytes'])}")
     if report["in_use_blocks"]:
-        typer.echo(f"{counted(report['in_use_blocks'], 'block')} in use: to go when the reads end")
+        typer.echo(f"not evicted yet: {counted(report['in_use_blocks'], 'block')} in use, until the reads end")
     if report["pinned_blocks"]:
-        typer.echo(f"{counted(report['pinned_blocks'], 'block')} pinned, to stay: `outrider unpin` first")
+        typer.echo(f"not evicted: {counted(report['pinned_blocks'], 'pinned block')}; `outrider unpin` first")

@@ -102,7 +102,7 @@ def _table(datasets: list[Status]) -> Table:
             _verified(dataset),
             f"{epoch:,} of {dataset['epoch_objects']:,}" if epoch is not None else "-",
             hits,
-            in_words(dataset["saved"]["egress_bytes"]),
+            in_words(saved) if (saved := dataset["saved"]["egress_bytes"]) > 0 else "-",
             ago(dataset.get("silent_s")),
         )
     return table

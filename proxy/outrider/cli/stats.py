@@ -21,7 +21,7 @@ from outrider.cli.status_client import AsJson, RunningProxy, ago, console, shown
 from outrider.core.text import in_words
 
 _SOURCES = (
-    ("disk", "disk: hits"), ("flight", "still arriving"), ("peer", "other members"), ("origin", "past the cache"),
+    ("disk", "disk: hits"), ("flight", "while being fetched"), ("peer", "other members"), ("origin", "past the cache"),
 )  # fmt: skip
 # The same as on the dashboard: yellow is slower than it could be, red has failed or will.
 _COLOURS = {"good": "green", "slower": "yellow", "bad": "red"}
@@ -86,13 +86,10 @@ def view(status: Status) -> RenderableType:
     if status["errors"]:
         last = status["errors"][0]
         times = f" ({last['times']} times)" if last["times"] > 1 else ""
-        parts += [
-            Text(),
-            Text(
-                f"last error: {shown(last['what'])}{times} {shown(last['detail'])}",
-                style="red",
-            ),
-        ]
+        detail = f": {shown(last['detail'])}" if last["detail"] else ""
+        is_warning = last["level"] == "warning"
+        words = f"last {'warning' if is_warning else 'error'}: {shown(last['what'])}{times}{detail}"
+        parts += [Text(), Text(words, style="" if is_warning else "red")]
     return Group(*parts)
 
 
@@ -116,31 +113,19 @@ def _facts(status: Status) -> Table:
     table.add_column(overflow="fold")
     total = sum(status["served_bytes"].values())
     hits = f"{100 * status['served_bytes']['disk'] / total:.1f} % of the bytes" if total else "nothing served yet"
-    saved, prices = status["saved"], status["prices"]
-    dollars = saved["egress_dollars"] + saved["request_dollars"]
-    sign = "-" if dollars <= -0.005 else ""
-    money = f", {sign}${abs(dollars):,.2f}" if prices["per_gb"] or prices["per_1000_gets"] else ""
-    ahead, disk = status["prefetch"], status["disk"]
+    disk = status["disk"]
     sizes = "  ".join(
         f"{in_words(float(size) * disk['budget_bytes'])} {100 * ratio:.0f} %"
         for size, ratio in status["hit_ratio_by_size"].items()
     )
     table.add_row("hits", hits)
-    size = saved.get("spent") or in_words(saved["egress_bytes"])
-    gets = f"{saved['gets']:,} GETs and HEADs"
-    if saved["gets"] < 0:
-        gets = f"and {-saved['gets']:,} GETs and HEADs more than readers asked for"
-    table.add_row("saved", f"{size}, {gets}{money}")
+    table.add_row("saved", _saved(status["saved"]))
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
     # An older proxy has one disk, and does not show it.
     disks = status.get("disks", ())
     for each in disks if len(disks) > 1 else ():
         table.add_row("", shown(_of_disk(each)))
-    table.add_row(
-        "ahead",
-        f"{in_words(ahead['window_bytes'])} being fetched; so far {in_words(ahead['fetched_bytes'])} fetched ahead, "
-        f"{in_words(ahead['wasted_bytes'])} of it evicted unread",
-    )
+    table.add_row("ahead", _ahead(status["prefetch"]))
     if status.get("cluster") is not None:
         table.add_row("cluster", line(status["cluster"]))
     # An older proxy does not show them.
@@ -149,6 +134,28 @@ def _facts(status: Status) -> Table:
         table.add_row("" if number else "tenants", words)
     table.add_row("cache size", f"would hit: {sizes}" if sizes else "known from the second epoch on")
     return table
+
+
+def _saved(saved: Status) -> str:
+    """Only what was saved counts as such; what was spent stands behind it."""
+    size, gets, dollars = saved["egress_bytes"], saved["gets"], saved["egress_dollars"] + saved["request_dollars"]
+    gains = [in_words(size)] if size > 0 else []
+    gains += [f"{gets:,} GETs and HEADs"] if gets > 0 else []
+    # Half a cent is no cent.
+    gains += [f"${dollars:,.2f}"] if dollars >= 0.005 else []
+    # An older proxy does not show it.
+    costs = [saved.get("spent") or f"spent {in_words(-size)} ahead"] if size < 0 else []
+    costs += [f"{-gets:,} GETs and HEADs more than readers asked for"] if gets < 0 else []
+    costs += [f"${-dollars:,.2f} more than without the cache"] if dollars <= -0.005 else []
+    return "; ".join([", ".join(gains) or "nothing yet", *costs])
+
+
+def _ahead(ahead: Status) -> str:
+    now = f"{in_words(ahead['window_bytes'])} being fetched" if ahead["window_bytes"] else "nothing being fetched"
+    if not ahead["fetched_bytes"]:
+        return f"{now}; nothing fetched ahead so far"
+    wasted = in_words(ahead["wasted_bytes"]) if ahead["wasted_bytes"] else "none"
+    return f"{now}; {in_words(ahead['fetched_bytes'])} fetched ahead so far, {wasted} of it evicted unread"
 
 
 def _of_disk(disk: Status) -> str:
@@ -163,7 +170,7 @@ def _oddities(status: Status) -> Text | None:
     known = {odd["kind"] for odd in status.get("origin_oddities", ())}
     others = {why: count for why, count in status.get("uncached_reads", {}).items() if why not in known}
     lines += [f"{count:,} reads uncached: {why}" for why, count in others.items()]
-    return Text("\n".join(lines), style="yellow") if lines else None
+    return Text("\n".join(lines)) if lines else None
 
 
 def _readers(readers: list[Status]) -> RenderableType:

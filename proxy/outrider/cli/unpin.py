@@ -32,4 +32,6 @@ def unpin(
     if as_json:
         control_client.show_json(report)
     else:
-        typer.echo(f"unpinned {report['name']}: {in_words(report['reserved_bytes'])} are no longer reserved")
+        reserved = report["reserved_bytes"]
+        freed = f": {in_words(reserved)} are no longer reserved" if reserved else ""
+        typer.echo(f"unpinned {report['name']}{freed}")

@@ -58,10 +58,11 @@ def verify(
         control_client.nothing_matches(report, as_json)
     if as_json:
         control_client.show_json(report)
+    elif verified := report["blocks"]["verified"]:
+        size, bad = in_words(report["bytes"]["verified"]), report["blocks"]["bad"]
+        typer.echo(f"verified {counted(verified, 'block')}, {size}: {bad or 'none'} bad")
     else:
-        blocks = report["blocks"]
-        size = in_words(report["bytes"]["verified"])
-        typer.echo(f"verified {counted(blocks['verified'], 'block')}, {size}: {blocks['bad']} bad")
+        typer.echo("nothing to verify: there is no block in the cache")
     for block in report["bad"]:
         typer.echo(f"outrider: {block['object']} block {block['block']}: {block['error']}; dropped", err=True)
     raise typer.Exit(0 if report["state"] == "done" else 1)

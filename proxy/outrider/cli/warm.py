@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import control_client
 from outrider.cli.settings_flags import Config
-from outrider.core.text import counted
+from outrider.core.text import part_of
 
 
 def warm(
@@ -100,6 +100,6 @@ def _at_each(
     if as_json:
         control_client.show_json(reports)
     done, wanted = sum(report["state"] == "done" for report in reports), max(nodes, len(proxies))
-    typer.echo(f"outrider: done at {done} of {counted(wanted, 'node')}", err=True)
+    typer.echo(f"outrider: done at {part_of(done, wanted, 'node')}", err=True)
     if done < wanted:
         raise typer.Exit(1)

@@ -13,10 +13,12 @@ The numbers of frames are those of one `Packing`: the process has one, and each 
 
 from __future__ import annotations
 
+import re
 from calendar import timegm
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from itertools import repeat
 from struct import Struct
 from typing import NamedTuple
 
@@ -97,10 +99,59 @@ class Packing:
             self._unpacked.put(packed, version)
         return version
 
-    def taken_over(self, file: Packing, check: Callable[[ObjectVersion], None]) -> TakenOver:
-        """Takes over what a file has packed with frames of its own. `check` raises an error where a version that the
-        form of its frame does not check makes no sense."""
-        return TakenOver(self, file, check)
+    def take(self, frames: Mapping[int, Frame]) -> None:
+        """Those of a file, by its numbers. Raises ValueError."""
+        if frames and (min(frames) < 1 or max(frames) > 2 * _FRAMES_MAX):
+            raise ValueError("no such frame")
+        for number, frame in frames.items():
+            self.frames += self.frames[:1] * (number + 1 - len(self.frames))
+            self.frames[number] = frame
+
+    def taken_over(
+        self, file: Packing, raws: Sequence[bytes], check: Callable[[ObjectVersion], None]
+    ) -> tuple[Sequence[ObjectRef], Sequence[int], Sequence[bytes]]:
+        """The names and the sizes of what a file has packed with frames of its own, and the bytes that `pack` would
+        give: at a start there are millions. `check` raises an error where a version that the form of its frame does not
+        check makes no sense.
+
+        Raises ValueError, LookupError, struct.error: nothing was packed like that.
+        """
+        # By the number of the file's frame: the bucket, the number of this frame, how many bytes of one length are
+        # behind a key, and the forms of the texts that follow.
+        known: dict[int, tuple[str, bytes, int, Sequence[re.Pattern[bytes]]]] = {}
+        numbers, sizes, lengths = zip(*map(_HEAD.unpack_from, raws), strict=True)
+        for number in set(numbers):
+            frame = file.frames[number]
+            if number and frame is file.frames[0]:
+                raise ValueError("no such frame")
+            if frame.bucket and (its := self.number_of(frame)):
+                rest = (MD5_BYTES if frame.has_md5 else 0) + (_DATE.size if frame.date >= 0 else 0)
+                forms = [] if frame.has_md5 else [_PLAIN_ETAG]
+                known[number] = frame.bucket, _NUMBER.pack(its), rest, forms + [_PLAIN] * len(frame.texts)
+        if len(known) == len(set(numbers)) == 1 and not known[numbers[0]][3]:
+            ((bucket, head, rest, _),) = known.values()
+            keys = [raw[_HEAD.size : -rest] for raw in raws]
+            if list(lengths) == [len(raw) - _HEAD.size - rest for raw in raws] and b"".join(keys).isascii():
+                refs = list(map(_ref, zip(repeat(bucket), map(bytes.decode, keys))))
+                return refs, sizes, [head + raw[_NUMBER.size :] for raw in raws]
+        refs, packed = [], []
+        for number, length, raw in zip(numbers, lengths, raws, strict=True):
+            found, stop = known.get(number), _HEAD.size + length
+            key = raw[_HEAD.size : stop]
+            if found is not None and key.isascii() and _has_texts(raw, stop + found[2], found[3]):
+                refs.append(_ref((found[0], key.decode())))
+                packed.append(found[1] + raw[_NUMBER.size :])
+            else:
+                version = file.unpack_once(raw)
+                check(version)
+                refs.append(version.ref)
+                packed.append(self.pack(version))
+        return refs, sizes, packed
+
+    def modified_s(self, packed: bytes) -> int:
+        """The Last-Modified, in seconds since 1970; 0: it has none, or the version has to be unpacked for it."""
+        number, _, length = _HEAD.unpack_from(packed)
+        return 0 if self.frames[number].date < 0 else int(_DATE.unpack_from(packed, _HEAD.size + length)[0])
 
     def is_of(self, packed: bytes, ref: ObjectRef) -> bool:
         """Whether it is a version of this object."""
@@ -194,43 +245,14 @@ class Packing:
         return version
 
 
-class TakenOver:
-    """See `Packing.taken_over`."""
-
-    def __init__(self, packing: Packing, file: Packing, check: Callable[[ObjectVersion], None]) -> None:
-        self._packing = packing
-        self._file = file
-        self._check = check
-        # By the number of the file's frame: the bucket, the number of the process's frame, and the bytes behind a key.
-        # None: the version has to be unpacked and checked.
-        self._frames: list[tuple[str, bytes, int] | None] = []
-
-    def versions(self, raws: Iterable[bytes]) -> Iterator[tuple[ObjectRef, int, bytes]]:
-        """The name and the size of each, and the bytes that `Packing.pack` would give: at a start there are millions.
-
-        Raises ValueError, LookupError, struct.error: nothing was packed like that.
-        """
-        for frame in self._file.frames[len(self._frames) :]:
-            is_plain = frame.bucket and frame.has_md5 and not frame.texts
-            number = self._packing.number_of(frame) if is_plain else 0
-            rest = MD5_BYTES + (_DATE.size if frame.date >= 0 else 0)
-            self._frames.append((frame.bucket, _NUMBER.pack(number), rest) if number else None)
-        frames, head_of = self._frames, _HEAD.unpack_from
-        for raw in raws:
-            number, size, length = head_of(raw)
-            stop = _HEAD.size + length
-            found = frames[number]
-            if found is not None and len(raw) == stop + found[2] and (key := raw[_HEAD.size : stop]).isascii():
-                yield _ref((found[0], key.decode())), size, found[1] + raw[_NUMBER.size :]
-            else:
-                version = self._file.unpack_once(raw)
-                self._check(version)
-                yield version.ref, size, self._packing.pack(version)
-
-
 PACKING = Packing()
 """That of the process."""
 pack, unpack, is_of = PACKING.pack, PACKING.unpack, PACKING.is_of
+
+
+def number_in(packed: bytes) -> int:
+    """The number of the frame."""
+    return int(_NUMBER.unpack_from(packed)[0])
 
 
 def _packed_alone(version: ObjectVersion) -> bytes:
@@ -264,7 +286,24 @@ def _texts_from(packed: bytes, at: int) -> list[str]:
         start = at + _LENGTH.size
         at = start + _LENGTH.unpack_from(packed, at)[0]
         texts.append(packed[start:at].decode("utf-8", "surrogatepass"))
+    if at > len(packed):
+        raise ValueError("the last text is cut off")
     return texts
+
+
+# ETags and values that need no further check.
+_PLAIN_ETAG = re.compile(rb'"[!#-~]+"')
+_PLAIN = re.compile(rb"[ -~]*")
+
+
+def _has_texts(packed: bytes, at: int, forms: Sequence[re.Pattern[bytes]]) -> bool:
+    """Whether texts of these forms, and nothing else, follow. Raises struct.error."""
+    for form in forms:
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(packed, at)[0]
+        if form.fullmatch(packed, start, at) is None:
+            return False
+    return at == len(packed)
 
 
 def md5_of(text: str) -> bytes:

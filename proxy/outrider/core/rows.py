@@ -7,8 +7,11 @@ keeps them in order of use by `RowOrder`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from struct import Struct
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # In the byte order of the machine, as columns are.
 _PAIR = Struct("=II")
@@ -67,35 +70,25 @@ class RowIndex:
         if self._count > _BUCKET_ENTRIES * len(self._buckets):
             self._split_next()
 
-    def met(self, hashes: Sequence[int]) -> list[int]:
-        """The places of those hashes whose names may be here already, or come twice."""
-        if len(set(hashes)) < len(hashes):
-            return list(range(len(hashes)))
+    def add_new(self, hashes: Sequence[int], first_row: int, but: Collection[int] = ()) -> list[int]:
+        """Add rows in a row. The places `but`, and those whose names may be here already, or come twice, get none.
+        Returns these places."""
+        # As few steps as possible: a start does this a million times, and each bucket has to come from memory.
         buckets, mask, split, pack = self._buckets, self._mask, self._split, _HASH.pack
-        places = []
+        row, left = first_row, list[int]()
         for place, hashed in enumerate(hashes):
             at = hashed & mask
             if at < split:
                 at = hashed & (2 * mask + 1)
-            if buckets[at] and pack(hashed & _HASH_BITS) in buckets[at]:
-                places.append(place)
-        return places
-
-    def add_all(self, hashes: Sequence[int], first_row: int) -> None:
-        """Rows in a row, none of which is here."""
-        self.reserve(self._count + len(hashes))
-        buckets, mask, split, start = self._buckets, self._mask, self._split, 0
-        pairs = array("I", bytes(_PAIR_BYTES * len(hashes)))
-        pairs[::2] = array("I", map(_HASH_BITS.__and__, hashes))
-        pairs[1::2] = array("I", range(first_row, first_row + len(hashes)))
-        raw = pairs.tobytes()
-        for hashed in hashes:
-            at = hashed & mask
-            if at < split:
-                at = hashed & (2 * mask + 1)
-            buckets[at] += raw[start : start + _PAIR_BYTES]
-            start += _PAIR_BYTES
-        self._count += len(hashes)
+            bucket, raw = buckets[at], pack(hashed & _HASH_BITS)
+            if raw in bucket or place in but:
+                left.append(place)
+            else:
+                buckets[at] = bucket + raw + pack(row)
+                row += 1
+        self._count += row - first_row
+        self.reserve(self._count)
+        return left
 
     def reserve(self, count: int) -> None:
         """So many rows are to come: a bucket is split at less cost while it is empty."""
@@ -126,6 +119,12 @@ class RowIndex:
         self._split += 1
         if self._split == bit:
             self._mask, self._split = 2 * self._mask + 1, 0
+
+
+def without(places: Collection[int], column: Sequence[T]) -> list[T]:
+    """The column without these places."""
+    left = set(places)
+    return [value for place, value in enumerate(column) if place not in left]
 
 
 class FreeRows:

@@ -10,6 +10,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def part_of(count: int, whole: int, noun: str) -> str:
+    """2 of 3 objects, none of 3 objects; no object, if the whole is nothing."""
+    return f"{count or 'none'} of {counted(whole, noun)}" if whole else f"no {noun}"
+
+
 def in_words(count_bytes: float) -> str:
     """1.9 GB: three digits at most, units by powers of 1,000."""
     if count_bytes < 0:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -14,6 +16,8 @@ from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.insight.usage import ReadUnderWay, Usage
 from outrider.metrics.usage_metrics import TenantMetrics, UsageMetrics
+
+log = logging.getLogger(__name__)
 
 SOURCES = ("disk", "flight", "peer", "origin")
 """The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
@@ -168,6 +172,8 @@ class Metrics:
             ["reason"],
         )
         self.origin_bytes = counter("outrider_origin_bytes", "Body bytes received from the origin.")
+        self.received: Callable[[float], None] = self.origin_bytes.inc
+        """Bytes of a body came from the origin."""
         self.duplicate_origin_bytes = counter(
             "outrider_duplicate_origin_bytes",
             "Body bytes that came from the origin for nothing, as far as this end of its connections knows.",
@@ -252,7 +258,9 @@ class Metrics:
         self._traffic["bucket"] = self.origin_bytes
         self.usage = Usage(Templates())
         self.usage_metrics = UsageMetrics(self.usage, registry)
-        self.before_scrape: list[Callable[[], None]] = [self.usage_metrics.update]
+        self.uncounted: deque[Callable[[], None]] = deque()
+        """Counted by `add_up`, once a second at least: a request has no time for it."""
+        self.before_scrape: list[Callable[[], object]] = [self.usage_metrics.update]
         """Called before a scrape is answered, after `add_up`: they set gauges."""
         self.reads_under_way: Callable[[], Iterable[ReadUnderWay]] = tuple
         """The reads of clients that have not ended."""
@@ -276,10 +284,6 @@ class Metrics:
         self.disk_capacity_bytes.labels(name).set_function(lambda: disk.budget.capacity_bytes)
         self.disk_blocks.labels(name).set_function(lambda: disk.blocks)
         self.disk_works.labels(name).set_function(lambda: disk.works)
-
-    def received(self, count: int) -> None:
-        """Bytes of a body came from the origin."""
-        self.origin_bytes.inc(count)
 
     def duplicated(self, cause: str, count: int) -> None:
         """`cause`: one of `DUPLICATE_CAUSES`."""
@@ -305,7 +309,13 @@ class Metrics:
         return generate_latest(self.registry)
 
     def add_up(self) -> None:
-        """Add the fast path's counts to the metrics and to `usage`. To be called before these are read directly."""
+        """Add the fast path's counts, and what is `uncounted`, to the metrics and to `usage`. To be called before these
+        are read directly."""
+        while self.uncounted:
+            try:
+                self.uncounted.popleft()()
+            except Exception:  # it must not end the ticks that call this
+                log.exception("a request was not counted")
         for add_up in self.before_read:
             add_up()
 

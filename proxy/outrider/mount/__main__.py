@@ -18,6 +18,7 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import (
+    come_first,
     keep_collections_short,
     keep_memory_small,
     new_event_loop,
@@ -98,6 +99,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     terms = json.loads(sys.argv[1])
     set_up_logs("warning", None)
+    come_first()
     keep_memory_small()
     keep_collections_short()
     open_files = raise_open_files_limit()

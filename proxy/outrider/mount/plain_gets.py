@@ -17,7 +17,8 @@ from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.idle_connections import IDLE_S, IdleConnections
 from outrider.core.errors import Broke, OriginBroke
 from outrider.core.origin.reply_reader import ReplyReader
-from outrider.ports import Clock, OriginRequest
+from outrider.core.s3.encoding import object_path
+from outrider.ports import Clock
 
 if TYPE_CHECKING:
     from outrider.adapters.origin.endpoint import Endpoint
@@ -93,7 +94,7 @@ class PlainGets:
         self._idle.put("", connection)
 
     def _request(self, buffer: Target, key: str, start: int, version: FileVersion) -> bytes:
-        path = self._endpoint.path_of(OriginRequest("GET", self._bucket, key)).encode("ascii")
+        path = object_path(self._bucket, key, bare=False).encode("ascii")
         is_whole = buffer.room == version.size
         range_line = b"" if is_whole else b"Range: bytes=%d-%d\r\n" % (start, start + buffer.room - 1)
         return b"GET %s%s%s\r\n" % (path, self._rest, range_line)

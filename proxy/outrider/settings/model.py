@@ -327,6 +327,11 @@ class Settings(BaseModel):
                 return rule.prefetch
         return self.prefetch or ("epoch" if self.policy == "epoch" else "object")
 
+    @property
+    def prefetch_off(self) -> bool:
+        """`prefetch_of` is `off` for all objects."""
+        return self.prefetch == "off" and all(rule.prefetch == "off" for rule in self.prefetch_rules)
+
     def warms(self, written: ObjectRef) -> bool:
         return any(fnmatchcase(f"{written.bucket}/{written.key}", objects) for objects in self.warm_writes)
 

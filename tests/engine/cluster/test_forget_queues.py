@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import Answer, Hello, Notice, Question
+from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.model import ObjectRef
+from outrider.engine.cluster.peer_service import PeerReadAnswer, PeerService
 from tests.engine.cluster.test_late_forgets import forgets, known_to_all, never, to
 from tests.engine.cluster.test_writes import write
 from tests.support.fake_peers import FakeMember, hello_of
@@ -20,6 +23,23 @@ from tests.support.members import Cluster, Node, Time, cluster, joined_by, timed
 
 MEMBERS, WRITES = 50, 32
 OLD, NEW = RAMP[:1000], RAMP[:2000]
+
+
+@dataclass
+class SlowAnswers:
+    """A member that answers hellos once the gate is open. It heeds them at once."""
+
+    member: PeerService
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
+        return await self.member.read(read, sender)
+
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        answer = await self.member.answer(message)
+        if isinstance(message, Hello):
+            await self.gate.wait()
+        return answer
 
 
 async def puts(node: Node, keys: list[str]) -> None:
@@ -122,15 +142,16 @@ async def test_forgets_that_wait_behind_one_that_is_given_up_are_told_by_a_hello
         await time.run(write(writer, "PUT", "/train/other", NEW))
         await time.until(began + 1.3)
         # The hello arrives, and its answer takes a while.
-        late.members.met(writer.members.mine())
-        writer.members._greeting.add(late.address)
+        answers = SlowAnswers(late.service)
+        writer.wire.services[late.address] = answers
+        writer.members.failed(late.membership.view.me, "connect")
         await time.until(began + 1.7)
         writing = asyncio.create_task(write(writer, "PUT", body=NEW))
         await time.until(began + 1.9)
         assert await time.run(late.get()) == OLD, "after the gap that the hello told"
         await time.until(began + 2.3)
         assert writing.done()
-        writer.members._greeting.discard(late.address)
+        answers.gate.set()
         await time.until(began + 4)
         assert await time.run(late.get()) == NEW
         assert forgets(writer)["unacknowledged"] == 4

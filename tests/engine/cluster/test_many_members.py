@@ -26,7 +26,7 @@ def hello(node: Node) -> None:
     """Each of them comes every five seconds."""
     member = node.wire.services["m7:9482"]
     assert isinstance(member, FakeMember)
-    node.members._answered("m7:9482", member.mine)
+    node.members.met(member.mine)
 
 
 def status(node: Node) -> None:

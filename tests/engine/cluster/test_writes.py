@@ -101,6 +101,22 @@ async def test_the_members_hear_of_a_write_before_it_is_sent_and_before_its_last
         assert len(writer.wire.forgets) == 6
 
 
+async def test_members_that_had_the_first_message_see_a_write_whose_node_ends_before_the_second(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        await known_to_all(nodes)
+        writer, *others = nodes
+
+        def ends(_: OriginRequest) -> None:
+            writer.wire.services = {}
+
+        nodes.origin.on_write = ends
+        await write(writer, "PUT", body=RAMP[:2000])
+        assert [await node.get() for node in others] == [RAMP[:2000]] * 2
+        await nodes.settle()
+
+
 async def test_a_member_that_says_nothing_holds_a_write_up_for_a_moment(tmp_path: Path) -> None:
     with timed_cluster(tmp_path) as (time, nodes):
         await time.run(nodes.meet())

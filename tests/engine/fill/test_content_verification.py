@@ -427,7 +427,7 @@ async def test_a_start_knows_what_was_proved_or_proves_it_anew(clean: bool, tmp_
         assert was > 0
         if clean:
             recovery = Recovery(room.store, room.versions)
-            recovery._disks[0]._whole = True
+            await recovery.index()
             await recovery.save()
     with engine(
         tmp_path / "c", origin, directory=BlockDir.open(tmp_path / "c"), verify_origin=True, sleep=_at_once

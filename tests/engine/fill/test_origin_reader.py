@@ -24,8 +24,8 @@ from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.engine import REF, all_of, is_idle
-from tests.support.fakes import RAMP, FakeClock, FakeOrigin, FakeReply, Fault
+from tests.support.engine import REF, all_of
+from tests.support.fakes import RAMP, FakeClock, FakeOrigin, Fault
 
 DATA = RAMP[:5000]
 GET = OriginRequest("GET", REF.bucket, REF.key)
@@ -92,7 +92,7 @@ def room() -> Iterator[Room]:
     room = Room()
     yield room
     assert room.origin.under_way == 0, "a reply was left open"
-    assert is_idle(room.scheduler)
+    assert room.scheduler.is_idle
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------
@@ -453,14 +453,15 @@ async def test_a_reader_that_leaves_ends_both_requests(rung: bool, room: Room) -
 
 
 async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None:
-    room.measured()
-    room.origin.faults = [Fault(gate=asyncio.Event())]
-    filled = asyncio.create_task(room.read())
-    await room.settle()
-    room.clock.advance(3.0)
-    room.late()
-    assert await filled == DATA
-    assert room.hedging._ordered[-1] == 3.0
+    room.measured(saved=3)
+    for _ in range(2):
+        room.origin.faults = [Fault(gate=asyncio.Event())]
+        filled = asyncio.create_task(room.read())
+        await room.settle()
+        room.clock.advance(3.0)
+        room.late()
+        assert await filled == DATA
+    assert room.hedging.after_s() == 3.0, "two of 104 are the hundredth part"
 
 
 async def test_only_reads_of_objects_are_hedged(room: Room) -> None:
@@ -484,17 +485,10 @@ async def test_a_request_that_fails_before_it_is_late_is_retried(room: Room) -> 
 
 
 async def test_a_wait_for_a_connection_that_was_in_vain_is_not_retried(room: Room) -> None:
-    class Busy(FakeOrigin):
-        asked = 0
-
-        async def ask(self, request: OriginRequest) -> FakeReply:
-            Busy.asked += 1
-            raise OriginBusy("no connection to it came free")
-
-    room.origin_reader._origin = Busy()
+    room.origin.faults = [Fault(times=None, bug=OriginBusy("no connection to it came free"))]
     with pytest.raises(OriginBusy):
         await room.origin_reader.reply(GET)
-    assert (Busy.asked, room.waits) == (1, [])
+    assert (room.origin.count(), room.waits) == (1, [])
 
 
 def test_jitter_takes_nothing_from_the_process_random_numbers() -> None:

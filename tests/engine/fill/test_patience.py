@@ -21,7 +21,7 @@ from outrider.engine.fill.patience import A_CLIENT, Retries, Tries, Waiters
 from outrider.engine.fill.refused import OriginRefused
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.engine import REF, all_of, is_idle
+from tests.support.engine import REF, all_of
 from tests.support.event_loops import VirtualTime
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 
@@ -73,7 +73,7 @@ def room() -> Iterator[Room]:
     room = Room()
     yield room
     assert room.origin.under_way == 0, "a reply was left open"
-    assert is_idle(room.scheduler)
+    assert room.scheduler.is_idle
 
 
 AWAY: list[dict[str, Any]] = [*({"status": status} for status in (503, 429, 500, 502, 504)), {"refuse": True}]

@@ -14,7 +14,8 @@ from outrider.core.model import ObjectRef
 from outrider.core.s3.list_amendment import ListedFacts, amended
 from outrider.core.s3.list_page import ListPage, parse_page
 from outrider.core.s3.operation import Query, classify
-from outrider.engine.listing.list_cache import ListCache, ListingKey
+from outrider.engine.listing.kept_pages import ListingKey
+from outrider.engine.listing.list_cache import ListCache
 from tests.engine.listing.test_list_cache import chunks_of
 from tests.support.fakes import FakeClock
 
@@ -129,7 +130,7 @@ class Client:
             self.hits += 1
             return page.body
         mark, body = self.cache.mark(), self.model.page(asked)
-        async for _ in self.cache.keeping(operation, key, mark, (), chunks_of(body)):
+        async for _ in self.cache.keeping(key, mark, (), chunks_of(body)):
             pass
         return body
 
@@ -241,6 +242,32 @@ async def test_a_page_whose_object_is_written_while_a_head_is_under_way_is_dropp
     mark, facts = client.cache.mark(), client.model.objects[name]
     client.write("a/0004", is_put=False)
     assert client.cache.amend(key, mark, {name: facts}) is None, "another object was written meanwhile"
+    assert await client.walk(asked) == client.model.all("a/", "", "")
+
+
+@pytest.mark.parametrize("bucket", [BUCKET, f"tenant:{BUCKET}"])
+async def test_a_write_while_a_head_is_under_way_counts_by_each_name_of_the_bucket(bucket: str) -> None:
+    client, asked = await listing_of(20)
+    key: ListingKey = BUCKET, tuple(sorted(asked.items()))
+    client.write("a/0003", is_put=True)
+    mark, facts = client.cache.mark(), client.model.objects["a/0003"]
+    client.cache.forget(ObjectRef(bucket, "a/0003"))
+    assert client.cache.amend(key, mark, {"a/0003": facts}) is None
+
+
+@pytest.mark.parametrize("forgets", [ObjectRef(BUCKET, "a/0003"), BUCKET, None])
+async def test_facts_that_are_older_than_a_page_that_came_meanwhile_do_not_amend_it(
+    forgets: ObjectRef | str | None,
+) -> None:
+    """As those of a client whose HEADs take long, while another one has the page amended, or requests it anew."""
+    client, asked = await listing_of(20)
+    key: ListingKey = BUCKET, tuple(sorted(asked.items()))
+    client.write("a/0003", is_put=True)
+    mark, facts = client.cache.mark(), client.model.objects["a/0003"]
+    client.model.put("a/0003")
+    client.cache.forget_all() if forgets is None else client.cache.forget(forgets)
+    assert await client.walk(asked) == client.model.all("a/", "", "")
+    assert client.cache.amend(key, mark, {"a/0003": facts}) is None
     assert await client.walk(asked) == client.model.all("a/", "", "")
 
 

@@ -48,7 +48,7 @@ class Commands:
         async def save(saved: Sequence[SavedPin]) -> None:
             self.saved = saved
 
-        elsewhere = MemberCommands(lambda: node.membership.view, node.wire)
+        elsewhere = MemberCommands(lambda: node.membership.view, node.wire, time)
         self.pinning = Pinning(made.warmup_runner, made.fills, made.version_lookup, save)
         pins = PinsTogether(elsewhere, self.pinning, runtime)
         self.commands = MaintenanceCommands(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,11 @@ async def met(here: Room, names: str, after_s: float = 0.0) -> None:
     await here.time.until(here.time() + after_s)
     for name in names:
         await here.time.run(here.nodes[name].list([*names]))
-    for node in here.nodes:
-        node.membership.passed(here.time())
-        node.members._changed()
-    await here.time.until(here.time() + 5)
+    greets = [asyncio.create_task(node.greets()) for node in here.nodes]
+    await here.time.until(here.time() + 1.1)
+    for each in greets:
+        each.cancel()
+    await here.time.until(here.time() + 4)
 
 
 async def test_each_member_keeps_the_blocks_that_it_owns(here: Room) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.model import BlockKey, Extent, ObjectRef
-from outrider.engine.read.hit_lookup import HitLookup, Known
+from outrider.engine.read.hit_lookup import HitLookup
+from outrider.engine.read.version_cache import Known
 from tests.support.engine import BLOCK, REF, Engine, engine, slot_of
 from tests.support.fakes import RAMP
 

@@ -21,7 +21,7 @@ from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.write.upload import Upload
-from tests.support.engine import BLOCK, REF, Engine, engine, is_idle, pieces_of
+from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of
 from tests.support.event_loops import VirtualTime
 from tests.support.fakes import AtOnce, FakeOrigin, Fault, ramp
 
@@ -78,7 +78,7 @@ def making(tmp_path: Path) -> Making:
             yield Room(room, time)
             assert len(room.flights) == 0
             assert room.origin.under_way == 0
-            assert is_idle(room.scheduler)
+            assert room.scheduler.is_idle
             assert room.store.leases() == 0
 
     return make

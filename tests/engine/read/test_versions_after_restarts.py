@@ -224,9 +224,8 @@ histories = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["immutable", "ttl:60", "always"])
-@given(histories)
-@fuzzing(60)
+@given(st.sampled_from(["immutable", "ttl:60", "always"]), histories)
+@fuzzing(75)
 def test_no_start_believes_what_a_process_that_kept_running_would_not(
     mode: str, history: Iterable[tuple[str, ObjectRef, int]]
 ) -> None:

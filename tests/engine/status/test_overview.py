@@ -12,6 +12,7 @@ from outrider.core.insight.load import CpuTimes, LoadSample
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.next_step import Setup
 from outrider.core.insight.usage import Prices, ReadUnderWay, Sums
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.engine.status.overview import Overview
 from outrider.engine.status.verdicts import Verdicts
 from outrider.metrics import Metrics
@@ -36,8 +37,9 @@ class Proxy:
 
     def __post_init__(self) -> None:
         setup = Setup(cores=4, capacity_bytes=GB, connections_by="`buffer_bytes`")
+        self.planner = Planner(GB, 1000)
         self.overview = Overview(
-            self.metrics, Planner(GB, 1000), MissRatioCurve(GB), Prices(), self.clock,
+            self.metrics, self.planner, MissRatioCurve(GB), Prices(), self.clock,
             Verdicts(self.metrics, setup, self.sample), capacity_bytes=GB,
         )  # fmt: skip
 
@@ -88,6 +90,20 @@ def test_the_parts_of_the_proxy_are_looked_at_each_second(
     assert proxy.verdict()["slow"] == slow
     assert step in proxy.verdict()["next"]
     assert proxy.overview.verdict_on_all()["slow"] == slow
+
+
+def test_a_dataset_that_is_cached_as_a_whole_is_not_to_be_warmed() -> None:
+    """Readers that waited for its first reads are bucket-bound for half a minute more."""
+    proxy, keys = Proxy(), [f"train/{number:06d}.tar" for number in range(2)]
+    proxy.planner.discovery.listed("bucket", [(key, 1000) for key in keys], prefix="train/")
+    for number, key in enumerate(keys):
+        for _ in range(5):
+            proxy.second(("job", TRAIN, a_miss()))
+        assert "`outrider warm s3://bucket/train/`" in proxy.verdict()["next"]
+        version = ObjectVersion(ObjectRef("bucket", key), '"1"', 1000)
+        proxy.planner.added(BlockKey(b"%016d" % number, 0), version)
+    assert proxy.verdict()["slow"] == "bucket"
+    assert proxy.verdict()["next"] == "Nothing to do: the dataset is in the cache as a whole by now."
 
 
 def test_a_job_after_a_pause_is_judged_by_its_own_load() -> None:
@@ -188,7 +204,7 @@ def test_a_read_under_way_weighs_no_more_than_its_time_would_have() -> None:
 def test_members_that_are_away_are_told() -> None:
     proxy = Proxy()
     states = {"alive": 2, "away": 1, "left_out": 0}
-    assert proxy.overview.document(states)["verdict"]["alerts"] == ["1 of 3 members is away"]
+    assert proxy.overview.document(states)["verdict"]["alerts"] == ["1 of 3 members is away: see `outrider cluster`"]
     assert proxy.overview.document()["verdict"]["alerts"] == []
 
 
@@ -196,10 +212,10 @@ def test_a_failed_read_is_told_for_a_minute() -> None:
     proxy = Proxy()
     proxy.second()
     proxy.metrics.usage.failed()
-    assert proxy.verdict()["alerts"] == ["1 read failed in the last minute"]
+    assert proxy.verdict()["alerts"] == ["1 read failed in the last minute: see the last errors"]
     for _ in range(59):
         proxy.second()
-    assert proxy.verdict()["alerts"] == ["1 read failed in the last minute"]
+    assert proxy.verdict()["alerts"] == ["1 read failed in the last minute: see the last errors"]
     for _ in range(3):
         proxy.second()
     assert proxy.verdict()["alerts"] == []

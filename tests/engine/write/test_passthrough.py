@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable, Sign
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule, payload_of
 from outrider.core.s3.operation import classify
-from outrider.engine.write.passthrough import ForwardAnswer
+from outrider.engine.write.passthrough import ForwardAnswer, Passthrough
 from outrider.engine.write.upload import Upload, upload_of
 from tests.support.engine import REF, Engine, engine
 from tests.support.fakes import Fault
@@ -112,7 +113,8 @@ async def test_a_written_name_is_noted_before_the_write_is_sent_and_before_it_is
     async def note(names: Sequence[object]) -> None:
         noted.append((list(names), room.origin.count("PUT") + room.origin.count("POST")))
 
-    room.passthrough._note = note
+    noting = Passthrough(room.origin, room.origin_reader, room.versions, room.list_cache.forget, note=note)
+    room = replace(room, passthrough=noting)
     await send(room, "PUT", "/train/a.tar?tagging", b"")
     assert noted == [([REF], 0), ([REF], 1)]
     noted.clear()

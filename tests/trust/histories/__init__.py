@@ -1,6 +1,6 @@
 """Histories: members of a cluster as real processes, under writes, reads and faults, and a judge of what clients saw.
 
-`python -m tests.trust.histories --seconds 3600 --seed 7` runs for an hour. Each round has members of its own, on hosts
+`tests/trust/test_histories.py` plays its rounds. Each round has members of its own, on hosts
 of their own behind one switch (network namespaces; without root on loopback, and without faults of the network), and a
 bucket in this process, which knows the order of all versions.
 

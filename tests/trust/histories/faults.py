@@ -102,12 +102,10 @@ class Faults:
     up: set[str]
     disks: dict[str, HangingDisk]
     counts: Counter[str] = field(default_factory=Counter)
-    say: Callable[[str], None] = lambda text: None
 
     async def play(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
             await asyncio.sleep(fault.calm_s)
-            self.say(f"{fault.what} for {fault.for_s:.1f} s {' '.join(fault.nodes)}")
             self.counts[fault.what.value if isinstance(fault.what, Kind) else f"the bucket: {fault.what}"] += 1
             if isinstance(fault.what, Conditions):
                 began = time.monotonic()
@@ -159,6 +157,8 @@ class Faults:
         node.log.rename(node.log.with_suffix(f".{number}.log"))
         await asyncio.sleep(pause_s)
         node.environment["HISTORIES_CLOCK_S"] = str(ahead_s)
+        # In the fork server the product is imported already, with the right clock.
+        node.forked = not ahead_s
         await asyncio.to_thread(node.start)
         self.history.downs.append(Down(node.name, began, time.monotonic()))
         self.up.add(node.name)
@@ -168,7 +168,6 @@ class Faults:
     async def _of_a_disk(self, fault: Fault) -> None:
         """It disturbs nobody: a member hears of writes, and answers, without its disk."""
         name = next(name for name in fault.nodes if name in self.disks)
-        self.say(f"the disk of {name} hangs")
         disk = self.disks[name]
         disk.hang()
         try:

@@ -24,8 +24,6 @@ from tests.trust.histories.faults import NEEDS_NETWORK, Faults, Kind, schedule
 from tests.trust.histories.record import BUCKET, History
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.trials import Trials
 
 AREA = "histories"
@@ -64,7 +62,7 @@ class Tally:
         self.stale_s[plan.freshness] = max(self.stale_s.get(plan.freshness, 0.0), verdict.stale_s)
 
     def record(self, trials: Trials) -> None:
-        """The rows of docs/reliability.md."""
+        """The rows of the area `histories`."""
         lost = self.violations.total()
         for outcome, times in self.reads.items():
             trials.record(AREA, "reads of all members, beside writes and faults", outcome, times=times)
@@ -76,7 +74,7 @@ class Tally:
             trials.record(AREA, f"fault: {fault}", "as the table of docs/cluster.md allows", times=times)
 
     def sentence(self) -> str:
-        """The line of docs/reliability.md."""
+        """The last line of a run."""
         stale = ", ".join(f"{seconds:.1f} s with `{freshness}`" for freshness, seconds in sorted(self.stale_s.items()))
         return (
             f"{self.seconds:,.0f} s, {self.members} members: {self.reads.total():,} reads, "
@@ -89,16 +87,8 @@ class Tally:
         """The line that says which faults this machine cannot have; empty: it can have all."""
         return f"Left out on this machine: {', '.join(sorted(self.left_out))}.\n" if self.left_out else ""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "seconds": round(self.seconds), "members": self.members, "reads": dict(self.reads),
-            "bound_reads": self.bound_reads, "late_reads": self.late_reads, "writes": dict(self.writes),
-            "faults": dict(self.faults), "violations": dict(self.violations), "stale_s": self.stale_s,
-            "left_out": sorted(self.left_out),
-        }  # fmt: skip
 
-
-async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda text: None) -> Verdict:
+async def play(plan: Plan, tally: Tally) -> Verdict:
     """Play one round, and add it to `tally`."""
     chance = random.Random(plan.seed)
     names = [f"node-{number}" for number in range(1, plan.members + 1)]
@@ -130,7 +120,7 @@ async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda tex
         stack.push_async_callback(asyncio.to_thread, nodes.stop)
         await asyncio.to_thread(nodes.start)
         up, by_name = set(names), {node.name: node for node in nodes.all}
-        faults = Faults(by_name, switch, bucket, history, up, disks, say=say)
+        faults = Faults(by_name, switch, bucket, history, up, disks)
         clients = await stack.enter_async_context(Clients(by_name, up, bucket, history, plan))
         async with asyncio.TaskGroup() as group:
             clients.tasks(group)
@@ -140,7 +130,6 @@ async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda tex
             playing = [group.create_task(faults.play(each)) for each in (of_members, of_bucket)]
             await asyncio.wait([*playing, group.create_task(asyncio.sleep(plan.seconds))])
             clients.stopping = True
-        say("calm")
         await asyncio.sleep(history.greeted_s + 2.5 + (ttl_s if ttl_s < inf else 0))
         await clients.read_all()
     history.versions = bucket.versions
@@ -156,8 +145,6 @@ def _nodes(plan: Plan, bucket: Bucket, directory: Path, switch: Switch | None) -
     )  # fmt: skip
     for number, node in enumerate(nodes.all):
         node.argv[node.argv.index("outrider")] = "tests.trust.histories.member"
-        # In the fork server the product is imported already, with the right clock.
-        node.forked = False
         if plan.hello_s is not None:
             node.environment["HISTORIES_HELLO_S"] = str(plan.hello_s)
         # Members that differ: one prefetches.

@@ -243,6 +243,19 @@ def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:
     assert sum(want.is_guess for want in planner.wants(12.6, 1_000_000, 1000)) == 2
 
 
+def test_an_object_without_a_block_of_this_member_is_not_on_its_way_once_its_size_is_known() -> None:
+    planner = Planner(1_000_000, BLOCK)
+    planner.join(lambda client, ref, size: None, lambda ref, count: 0b10, lambda: 1_000_000)
+    planner.discovery.listed("b", [(ref.key, -1) for ref in REFS])
+    for number, place in enumerate((5, 60, 17)):
+        read_here(planner, REFS[place], float(number))
+    want = planner.wants(3.0, 1_000_000, 8)[0]
+    assert planner.outstanding.of(want.ref) is not None
+    planner.found(want.ref, BLOCK)
+    assert planner.outstanding.of(want.ref) is None
+    planner.dropped(want.ref)
+
+
 def pacing(room_blocks: int) -> Planner:
     """A member with so much room, all of it taken by blocks that are needed last. It owns one block of two. A client of
     another member reads an object of eight blocks each 8 seconds, in the order that it told. It has begun the ninth,

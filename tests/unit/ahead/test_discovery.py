@@ -382,7 +382,7 @@ def test_an_answer_that_is_not_needed_any_more_is_stopped(what: str) -> None:
         reader.read(KEYS[90], KEYS[55])
         assert len(reader.wanted(there=set())) > 20
     elif what == "forgotten":
-        reader.planner.registry._forget_oldest(dataset)
+        reader.planner.registry.forget_oldest(dataset)
     else:
         assert not reader.planner.discovery.counted(numbering, [f"s/{n:06d}.bin" for n in range(100, 5000)])
         reader.planner.discovery.please_list()

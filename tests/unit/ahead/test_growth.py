@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.core.model import ObjectRef
 
 RANKS = 10
-FEW, MANY = 250, 2500
+FEW, MANY = 100, 1000
 
 
 def epochs(store: PlannedStore) -> Iterator[tuple[ObjectRef, str]]:

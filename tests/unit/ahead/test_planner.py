@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -228,3 +229,48 @@ def test_a_dataset_that_may_not_be_prefetched_is_not_listed() -> None:
     assert not planner.discovery.please_count()
     assert not planner.discovery.please_list()
     assert not planner.wants(21.0, 10_000, 100)
+
+
+def reading(ranks: list[int], *, count: int = 64) -> Planner:
+    """After a client has read these of the listed objects, one a second."""
+    planner, refs = Planner(10_000, SIZE), refs_of(count)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in refs])
+    for at, rank in enumerate(ranks):
+        read(planner, refs[rank], float(at))
+    return planner
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_guess"),
+    [
+        ([0, 1, 2, 3], False),
+        ([20, 21, 22, 23], False),
+        ([3, 7, 11, 15], False),  # every fourth, as a rank of four reads
+        ([0, 1, 2, 4, 3, 5, 6, 7], False),  # parallel readers
+        ([20, 21, 31, 30], True),
+        ([45, 44, 43, 42], True),
+        ([5, 60, 17, 30], True),
+        ([5, 17, 30, 60], True),
+        ([0, 1, 2, 3, 40], True),
+    ],
+)
+def test_objects_that_follow_reads_in_the_order_of_their_names_are_no_guesses(ranks: list[int], is_guess: bool) -> None:
+    wants = reading(ranks).wants(float(len(ranks)), 10_000, 8)
+    assert wants
+    assert {want.is_guess for want in wants} == {is_guess}
+    if not is_guess:
+        step = ranks[1] - ranks[0]
+        assert int(wants[0].ref.key[2:8]) == max(ranks) + step
+
+
+def test_what_follows_few_reads_in_order_is_not_fetched_far_ahead() -> None:
+    """A rank may have these few alone, or a job may have looked at them before its shuffled epoch."""
+    wants = reading([100, 101, 102, 103], count=512).wants(4.0, 10_000, 1000)
+    assert [int(want.ref.key[2:8]) for want in wants] == list(range(104, 104 + len(wants)))
+    assert 2 <= len(wants) <= 8
+
+
+@given(st.permutations(range(64)))
+def test_few_reads_by_chance_are_taken_for_the_order_of_the_names(ranks: list[int]) -> None:
+    ascents = sum(earlier < later for earlier, later in pairwise(ranks[:12]))
+    assert ascents > 8 or all(want.is_guess for want in reading(ranks[:12]).wants(12.0, 10_000, 8))

@@ -14,6 +14,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from tests.support.counted_work import calls_of
 from tests.support.planner import BLOCK, PlannedStore, drive, land, ratio, shuffled, think
+from tests.support.trials import SCALE
 
 
 def cut(keys: list[int], sizes: list[int]) -> list[tuple[int, list[int]]]:
@@ -93,7 +94,7 @@ def test_the_pieces_of_a_hint_without_a_total_are_read_one_after_the_other() -> 
     assert agenda(store) == [ref.key for ref in order]
 
 
-@pytest.mark.parametrize(("piece", "ahead"), [(400, 0), (40, 20), (40, 2), (4, 2), (1, 1)])
+@pytest.mark.parametrize(("piece", "ahead"), [(40, 20), (40, 2), (1, 1)])
 def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few_reads_are_left(
     piece: int, ahead: int
 ) -> None:
@@ -112,8 +113,15 @@ def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few
     assert ratio(hits) > 0.95
 
 
-@pytest.mark.parametrize(("kind", "goal"), [("told", 0.7), ("repeated", 0.7), ("fresh", 0.45)])
-@pytest.mark.parametrize(("count", "ranks"), [(403, 4), (403, 8), (201, 16)])
+@pytest.mark.parametrize(
+    ("kind", "goal", "count", "ranks"),
+    [
+        (kind, goal, count, ranks)
+        for row, (kind, goal) in enumerate((("told", 0.7), ("repeated", 0.7), ("fresh", 0.45)))
+        for column, (count, ranks) in enumerate(((403, 4), (403, 8), (201, 16)))
+        if SCALE > 1 or row == column
+    ],
+)
 def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epochs_too(
     kind: str, goal: float, count: int, ranks: int
 ) -> None:
@@ -195,9 +203,9 @@ def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(
     assert ratio(hits) > 0.45, "the node reads all objects now"
 
 
-@pytest.mark.parametrize("part", [500, 700])
+@pytest.mark.parametrize("part", [200, 280])
 def test_a_run_that_is_started_again_in_a_new_order_is_an_epoch(part: int) -> None:
-    store = PlannedStore(1000, 1, 250)
+    store = PlannedStore(400, 1, 100)
     store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     drive(store, shuffled(store, 1)[:part])
     for epoch in range(2, 4):

@@ -21,7 +21,7 @@ from tests.support.planner import BLOCK, PlannedStore
 from tests.support.trials import SCALE
 
 # `make soak` takes a hundred.
-MIXTURES = 100 if SCALE > 1 else 5
+MIXTURES, AT_ONCE = (100, 5) if SCALE > 1 else (3, 3)
 MIB = 2**20
 # With fewer reads than this, chance would decide the comparison.
 CHANCE_READS = 1200
@@ -113,12 +113,11 @@ def follow_a_trace(chance: Random, store: PlannedStore, page: int, in_epochs: bo
 
 def test_a_prefetched_shard_is_kept_until_it_is_read() -> None:
     """Each epoch has a new order. Any unread shard may be the next one, so no prefetched shard goes for another."""
-    jobs, machine = mixture(0)
-    wasted = []
+    wasted: list[float] = []
     for seed in range(12):
         jobs, machine = mixture(seed)
         jobs = [job for job in jobs if job.name in ("fresh", "repeated", "sequential")][:1]
-        if jobs and machine.capacity_bytes < jobs[0].shards.count * jobs[0].shards.size:
+        if len(wasted) < 4 and jobs and machine.capacity_bytes < jobs[0].shards.count * jobs[0].shards.size:
             run = Simulation(machine, "epoch", jobs)
             epochs = run.run()
             wasted.append(
@@ -128,7 +127,7 @@ def test_a_prefetched_shard_is_kept_until_it_is_read() -> None:
     assert median(wasted) <= 0.02
 
 
-@pytest.mark.parametrize("seeds", [range(begin, begin + 5) for begin in range(0, MIXTURES, 5)], ids=str)
+@pytest.mark.parametrize("seeds", [range(begin, begin + AT_ONCE) for begin in range(0, MIXTURES, AT_ONCE)], ids=str)
 def test_the_budget_holds_and_the_hit_ratio_never_falls_below_that_of_lru_by_more_than_two_percent(
     seeds: range,
 ) -> None:
@@ -145,7 +144,7 @@ def work_per_event(objects: int) -> dict[str, float]:
     for epoch in range(2):
         for ref in Random(epoch).sample(store.refs, objects):
             store.now += 0.01
-            if epoch == 0 or len(work["asked"]) > 300:
+            if epoch == 0 or len(work["asked"]) > 150:
                 store.ask(ref)
             else:
                 work["asked"].append(calls_of(lambda ref=ref: store.ask(ref)))  # type: ignore[misc]
@@ -159,7 +158,7 @@ def work_per_event(objects: int) -> dict[str, float]:
 
 
 def test_the_work_of_an_event_does_not_grow_with_the_number_of_objects() -> None:
-    few, many = work_per_event(500), work_per_event(4000)
+    few, many = work_per_event(250), work_per_event(2000)
     for event, calls in many.items():
         assert calls <= 1.5 * few[event] + 5, (event, few, many)
 

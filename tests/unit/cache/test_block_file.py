@@ -20,11 +20,11 @@ from outrider.core.cache.block_file import (
     Header,
     OtherFormat,
     PayloadChecksum,
-    _meta_json,
     block_name,
     decode_header,
     digest_of,
     header_length,
+    meta_json,
     payload_offset_in,
     usual_disk_bytes,
 )
@@ -153,7 +153,7 @@ def test_a_sealed_header_that_makes_no_sense_is_a_bad_block(raw: bytes) -> None:
 @given(metas)
 def test_block_files_of_the_release_before_are_read(meta: BlockMeta) -> None:
     """They have pages, and no name."""
-    raw = _meta_json(meta)
+    raw = meta_json(meta)
     header = sealed(raw, 1)
     assert decode_header(header) == (meta, CHECKSUM)
     assert digest_of(header) == digest_of(Header(meta).sealed(CHECKSUM)) != ""
@@ -165,8 +165,8 @@ def test_block_files_of_the_release_before_are_read(meta: BlockMeta) -> None:
 def test_the_name_is_the_block_s_own() -> None:
     meta = meta_of()
     with pytest.raises(BadBlock, match="another block's name"):
-        decode_header(sealed(_meta_json(meta), 2, name=b"n" * 16))
-    assert decode_header(sealed(_meta_json(meta), 2, name=block_name(meta.key))) == (meta, CHECKSUM)
+        decode_header(sealed(meta_json(meta), 2, name=b"n" * 16))
+    assert decode_header(sealed(meta_json(meta), 2, name=block_name(meta.key))) == (meta, CHECKSUM)
 
 
 def test_another_format_is_told_from_damage() -> None:

@@ -6,8 +6,8 @@ import gc
 import statistics
 import time
 import tracemalloc
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import count, starmap
 from pathlib import Path
 
 import pytest
@@ -74,24 +74,33 @@ def small(number: int) -> BlockMeta:
 
 @pytest.mark.parametrize("by", ["fills", "snapshot"])
 async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> None:
-    def metas(objects: int) -> Iterator[BlockMeta]:
-        return (meta_of(number, index) for number in range(objects) for index in range(BLOCKS_EACH))
-
-    few, many = 20, 80
-    taken = [await taken_by(by, metas(objects), tmp_path / str(objects)) for objects in (few, many)]
-    assert (taken[1] - taken[0]) / (many - few) / BLOCKS_EACH < BYTES_PER_BLOCK_MAX
+    metas = [(number, index) for number in range(80) for index in range(BLOCKS_EACH)]
+    taken = await taken_by(by, lambda stop: starmap(meta_of, metas[:stop]), (2000, 8000), tmp_path)
+    assert taken < BYTES_PER_BLOCK_MAX
 
 
 @pytest.mark.parametrize("by", ["fills", "snapshot", "files"])
 async def test_a_small_object_takes_a_few_hundred_bytes(by: str, tmp_path: Path) -> None:
-    few, many = 1500, 2700
     # With the few, the memos of fixed size are full, and their tables have grown for the last time.
-    taken = [await taken_by(by, map(small, range(objects)), tmp_path / str(objects)) for objects in (few, many)]
-    assert (taken[1] - taken[0]) / (many - few) < BYTES_PER_SMALL_OBJECT_MAX
+    taken = await taken_by(by, lambda stop: map(small, range(stop)), (1500, 2700), tmp_path)
+    assert taken < BYTES_PER_SMALL_OBJECT_MAX
 
 
-async def taken_by(by: str, metas: Iterator[BlockMeta], root: Path) -> int:
-    """The bytes for these blocks, of which no other copy is held."""
+async def taken_by(
+    by: str, metas: Callable[[int], Iterator[BlockMeta]], few_many: tuple[int, int], root: Path
+) -> float:
+    """The bytes for each block between the first few and the first many, of which no other copy is held."""
+    few, many = few_many
+    if by == "snapshot":
+        # Its blocks come all at once.
+        held = [(await held_with(by, metas(count), (count,), root / str(count)))[0] for count in few_many]
+    else:
+        held = await held_with(by, metas(many), few_many, root)
+    return (held[1] - held[0]) / (many - few)
+
+
+async def held_with(by: str, metas: Iterator[BlockMeta], counts: tuple[int, ...], root: Path) -> list[int]:
+    """The bytes that are held when so many of the blocks are indexed."""
     directory = BlockDir.open(root)
     ages = map(float, count())
     facts = index_snapshot.SnapshotFacts(lambda: 1.5e9, lambda _, version: Belief(version, next(ages)))
@@ -101,11 +110,14 @@ async def taken_by(by: str, metas: Iterator[BlockMeta], root: Path) -> int:
     versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, versions)
     template_of.cache_clear()  # entries of earlier tests may make the table grow just now
+    held = []
     gc.collect()
     tracemalloc.start()
     try:
         if by == "snapshot":
             await recovery.index()
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
         for number, meta in enumerate(metas):
             if by == "files":
                 meta, _ = block_file.decode_header(block_file.Header(meta).sealed(bytes(16)))
@@ -113,13 +125,15 @@ async def taken_by(by: str, metas: Iterator[BlockMeta], root: Path) -> int:
             store.disks[0].budget.take(disk_bytes)
             store.adopt(store.disks[0], meta, disk_bytes)
             versions.recall(meta.layout.origin, Belief(meta.version, 100.0 + number / 7))
-        gc.collect()
-        taken = tracemalloc.get_traced_memory()[0]
+            if number + 1 in counts:
+                del meta
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert len(store) > 0
+    assert len(store) == counts[-1]
     store.close()
-    return taken
+    return held
 
 
 async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from outrider.core.cache.tenants import NOBODY, Tenants, TenantShare
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 CAPACITY = 10
+TENANTS = ("greedy", "modest", "third")
 
 
 LAYOUT = BlockLayout("http://origin", 1)
@@ -257,6 +258,18 @@ acts = st.tuples(
 shares = st.dictionaries(st.sampled_from(("greedy", "modest")), st.sampled_from((0.1, 0.3, 0.6, 1.0)))
 
 
+def owners(cache: Cache) -> dict[BlockKey, str]:
+    """For which tenant each block counts. All blocks leave the cache."""
+    found = {}
+    for block in sorted(cache.here):
+        before = cache.bytes_of(*TENANTS)
+        cache.remove(block)
+        less = [name for name, was, now in zip(TENANTS, before, cache.bytes_of(*TENANTS), strict=True) if now < was]
+        assert len(less) <= 1
+        found[block] = less[0] if less else NOBODY
+    return found
+
+
 @given(script=st.lists(acts, max_size=60), given_shares=shares, incoming=st.sampled_from("xyz"))
 def test_the_promises_hold_whatever_happened(
     script: list[tuple[str, str, int, str]], given_shares: dict[str, float], incoming: str
@@ -275,13 +288,16 @@ def test_the_promises_hold_whatever_happened(
         elif act == "removed":
             cache.remove(block)
             plain.removed(block)
-    owner = {block: cache.blocks._tenant_of(block) for block in cache.here}
-    sums = Counter(owner.values())
-    assert cache.bytes_of("greedy", "modest", "third") == [sums[name] for name in ("greedy", "modest", "third")]
-    order = list(cache.blocks.victims(key(incoming, 9), version(incoming)))
+    order, here = list(cache.blocks.victims(key(incoming, 9), version(incoming))), set(cache.here)
     assert len(set(order)) == len(order)
-    assert set(order) <= cache.here
-    reader = cache.blocks._counts_for(key(incoming, 9).version_id, version(incoming).ref)
+    assert set(order) <= here
+    in_all, owner = cache.bytes_of(*TENANTS), owners(cache)
+    sums = Counter(owner.values())
+    assert in_all == [sums[name] for name in TENANTS]
+    # An object counts for one tenant; without blocks that count, for its reader.
+    its = {owner[block] for block in here if block.version_id == key(incoming, 9).version_id} - {NOBODY}
+    reader = its.pop() if its else cache.tenants.reader_of(version(incoming).ref)
+    assert not its
     over = {
         name for name, share in given_shares.items()
         if sums[name] and sums[name] + (name == reader) > share * CAPACITY
@@ -289,7 +305,7 @@ def test_the_promises_hold_whatever_happened(
     if not over:
         assert order == list(plain.victims())
         return
-    kept = {block for block in cache.here if owner[block] in given_shares and owner[block] not in over}
+    kept = {block for block in here if owner[block] in given_shares and owner[block] not in over}
     first = [block for block in plain.victims() if block not in kept]
     assert order[: len(first)] == first, "all others, in the order of the policy, before those within their shares"
     assert set(order[len(first) :]) == (set() if reader in over else kept)

@@ -186,13 +186,17 @@ def test_a_signal_that_comes_with_another_one_is_passed_on_once() -> None:
 @pytest.mark.parametrize(
     ("summary", "text"),
     [
-        (Summary(0, 0, 0, 0, 0), "0 reads, nothing served"),
-        (Summary(1, 10, 10, 0, 0), "1 read, 100 % from the cache, 0 B from the bucket, 10 B saved"),
+        (
+            Summary(0, 0, 0, 0, 0),
+            "no reads through the proxy: the command read no object of S3, or with a client that asks elsewhere",
+        ),
+        (Summary(1, 0, 0, 300, 1), "1 read, nothing served"),
+        (Summary(1, 10, 10, 0, 0), "1 read, 100 % from the cache, nothing from the bucket, 10 B saved"),
         (
             Summary(1204, 14_300_000_000, 12_441_000_000, 1_900_000_000, 9),
             "1,204 reads, 87 % from the cache, 1.9 GB from the bucket, 12.4 GB saved",
         ),
-        (Summary(2, 100, 0, 8_000, 1), "2 reads, 0 % from the cache, 8.0 kB from the bucket, 0 B saved"),
+        (Summary(2, 100, 0, 8_000, 1), "2 reads, nothing from the cache, 8.0 kB from the bucket, nothing saved"),
     ],
 )
 def test_the_line_at_the_end(summary: Summary, text: str) -> None:
@@ -201,7 +205,7 @@ def test_the_line_at_the_end(summary: Summary, text: str) -> None:
 
 def test_the_summary_has_the_verdict_on_all_of_the_run() -> None:
     said = {"slow": "bucket", "level": "slower", "text": "bucket-bound: 60 %", "next": "Warm."}
-    early = {"slow": "unknown", "level": "none", "text": "too early to say", "next": ""}
+    early = {"slow": "unknown", "level": "none", "text": "too early to say: too few reads of late", "next": ""}
     for verdict, text in ((said, "bucket-bound: 60 %. Warm."), (early, None), ({}, None)):
         assert Summary(2, 100, 0, 100, 1, verdict).verdict_text() == text
 

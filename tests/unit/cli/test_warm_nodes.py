@@ -124,6 +124,13 @@ def test_a_cache_that_fails_or_is_away_keeps_no_other_from_its_warm_up(addresses
     assert "done at 1 of 3 nodes" in told.stderr
 
 
+def test_a_warm_up_that_no_cache_ends_is_done_at_none(addresses: list[str]) -> None:
+    with served("failed") as caches:
+        addresses.append("127.0.0.1")
+        told = run(caches[0].server_port, "--nodes", "2")
+    assert (told.exit_code, "done at none of 2 nodes" in told.stderr) == (1, True)
+
+
 def test_a_host_without_an_address_is_told(addresses: list[str]) -> None:
     told = run(9480, "--nodes", "1")
     assert (told.exit_code, "has no address" in told.stderr) == (1, True)

@@ -7,9 +7,11 @@ from dataclasses import replace
 from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
+from outrider.core.model import ObjectRef
 
 GIB = 1 << 30
 WALL_S = 1_700_000_000.0
+REFS = [ObjectRef("b", f"k{number}") for number in range(60)]
 
 
 def member(name: str, zone: str = "z1", weight_bytes: int = GIB) -> Member:
@@ -81,3 +83,7 @@ class Node:
 
 def under(of: Member, address: str) -> Member:
     return replace(of, address=address)
+
+
+def silent(node: Node) -> list[ListedMember]:
+    return list(node.membership.view.silent)

@@ -26,6 +26,8 @@ from outrider.core.cluster.messages import (
     DatasetShares,
     Forget,
     Hello,
+    ListedPage,
+    ListRequest,
     OrderNotice,
     PinPage,
     PinReport,
@@ -67,6 +69,10 @@ GOLDEN: dict[Any, bytes] = {
         b'{"from":"n","count":2,"readers":["10.0.0.1","10.0.0.2"],"buckets":["bucket","b"],'
         b'"reads":[[0,0,"key\\udcff/\\u00e9",5,500],[1,1,"k",0,0]]}',
     SharesRequest("n"): b'{"from":"n"}',
+    ListRequest("n", "b", (("list-type", "2"), ("prefix", "a\udcff/"))):
+        b'{"from":"n","bucket":"b","query":[["list-type","2"],["prefix","a\\udcff/"]]}',
+    ListedPage(1.5, (("content-type", "application/xml"),), b"\xff\x00"):
+        b'{"age":1.5,"headers":[["content-type","application/xml"]],"page":"/wA="}',
     DatasetShares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
         b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6,"known":[[7,34]],'
         b'"below":9}]}',
@@ -123,6 +129,8 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
         BegunRead, from_wire, refs, numbers, st.integers(0, 10**6).map(lambda ms: ms / 1000)
     )).map(tuple)),
     st.builds(SharesRequest, words),
+    st.builds(ListRequest, words, from_wire, st.lists(st.tuples(from_wire, from_wire | st.just(""))).map(tuple)),
+    st.builds(ListedPage, seconds, st.lists(st.tuples(from_wire, from_wire)).map(tuple), st.binary()),
     st.builds(DatasetShares, st.lists(
         st.builds(
             DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers,
@@ -193,6 +201,7 @@ NO_NUMBER: tuple[Any, ...] = (None, -1, 1.5, 1.0, True, "1", 2**63)
 NO_TIME: tuple[Any, ...] = (None, -1, "1", True, float("nan"), float("inf"), 1.1e10, 10**400)
 NO_TRUTH: tuple[Any, ...] = (None, 0, 1, "no")
 NO_TEXT: tuple[Any, ...] = (None, 1, ["a"], "\ud800")
+NO_PAIRS: tuple[Any, ...] = (None, 1, {}, ["ab"], [["a"]], [["a", 1]], [["a", "b", "c"]], [["a", "\ud800"]])
 BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     Hello: {
         "name": NO_NAME, "address": (None, "", "h", "h:", "h:x", "h:1\n", "h h:1", ":1", "h:123456"), "zone": NO_WORD,
@@ -226,6 +235,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
                   [[0, 0, "\ud800", 5, 0]], [[0, 0, "k", 5, 0]] * (READS_MAX + 1)),
     },
     SharesRequest: {"from": NO_NAME},
+    ListRequest: {"from": NO_NAME, "bucket": ("", *NO_TEXT), "query": NO_PAIRS},
+    ListedPage: {"age": NO_TIME, "headers": NO_PAIRS, "page": (None, 1, "a", "?")},
     DatasetShares: {"datasets": (
         None, {}, [1], [SHARE] * (SHARES_MAX + 1), *([SHARE | {name: bad}] for name, bads in {
             "bucket": NO_TEXT, "name": NO_TEXT, "objects": NO_NUMBER, "size": NO_NUMBER, "held": NO_NUMBER,

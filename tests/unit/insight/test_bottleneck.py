@@ -71,17 +71,19 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0, misses: float | N
         (reads(stall=0.5, disk=0.4), LARGER, Load(fills=0.8), "fills", "connection-bound: reads of the bucket"),
         (reads(stall=0.5, disk=0.4, peer=500_000_000), LARGER, Load(), "peers", "cluster-bound: 60 % of the bytes"),
         (reads(stall=0.5, disk=0.4, past=500_000_000), LARGER, Load(), "uncached", "bucket-bound: 60 % of the bytes"),
-        (reads(stall=0.5, disk=0.4, time_s=0.5), None, Load(), "unknown", "too early to say"),
-        (Sums(1, 0, 0, 0, 9, 4.0, 0.0, 0, 4.0), None, Load(), "unknown", "too early to say"),
+        (reads(stall=0.5, disk=0.4, time_s=0.5), None, Load(), "unknown", "too early to say: too few reads of late"),
+        (Sums(1, 0, 0, 0, 9, 4.0, 0.0, 0, 4.0), None, Load(), "unknown", "too early to say: too few reads of late"),
         (Sums(1, 0, 0, 0, 9, 50.0, 0.0, 0, 50.0), None, Load(), "uncached", "bucket-bound: 100 % of the bytes"),
         (Sums(9, 0, 0, 0, 0, 50.0, 0.0, 0, 50.0), None, Load(), "bucket", "bucket-bound: reads wait for the bucket"),
-        (Sums(), None, Load(), "unknown", "too early to say"),
+        (Sums(), None, Load(), "unknown", "too early to say: too few reads of late"),
     ],
 )
 def test_the_bottleneck_is_named(sums: Sums, larger: LargerCache | None, load: Load, slow: str, words: str) -> None:
     verdict = bottleneck_of(sums, larger, None, load)
     assert verdict.slow == slow
     assert verdict.text.startswith(words)
+    # Amber means one thing: readers wait, and there is something to do about it.
+    assert verdict.level == {"unknown": "none", "readers": "good"}.get(slow, "slower")
 
 
 @pytest.mark.parametrize("disk", [0.0, 0.5, 1.0])
@@ -149,8 +151,14 @@ def test_a_failure_is_told_without_its_number() -> None:
 
 def test_failed_reads_and_members_that_are_away_are_told_beside_it() -> None:
     assert alerts(0, 0, 3) == []
-    assert alerts(1, 1, 3) == ["1 read failed in the last minute", "1 of 3 members is away"]
-    assert alerts(12, 2, 3) == ["12 reads failed in the last minute", "2 of 3 members are away"]
+    assert alerts(1, 1, 3) == [
+        "1 read failed in the last minute: see the last errors",
+        "1 of 3 members is away: see `outrider cluster`",
+    ]
+    assert alerts(12, 2, 3) == [
+        "12 reads failed in the last minute: see the last errors",
+        "2 of 3 members are away: see `outrider cluster`",
+    ]
 
 
 # -- the next step ----------------------------------------------------------------------------------------------------
@@ -167,8 +175,10 @@ TRAIN = Data("s3://b/train/", 60 * GB)
         ("bucket", Setup(capacity_bytes=40 * GB), Load(), True, TRAIN, "`outrider_sdk`"),
         (
             "bucket", Setup(capacity_bytes=40 * GB), Load(), True, replace(TRAIN, is_order_known=True),
-            "outrider bench s3://b/train/",
+            "outrider doctor s3://b/train/",
         ),
+        # It waited for the first reads, and need not do so again.
+        ("bucket", Setup(capacity_bytes=80 * GB), Load(), True, replace(TRAIN, is_cached=True), "Nothing to do: "),
         ("cache", Setup(capacity_bytes=40 * GB), Load(), True, TRAIN, "40.0 GB more: `--cache-size 80GB`"),
         ("connections", Setup(connections_by="`buffer_bytes`"), Load(), True, TRAIN, "Raise `buffer_bytes`."),
         ("fills", Setup(), Load(), True, TRAIN, "Raise `fills`."),

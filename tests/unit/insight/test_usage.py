@@ -164,7 +164,7 @@ def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_tol
     (150, 47, False, "spent 150 B ahead; repays from epoch 4"),
     (20, 47, True, "spent 20 B ahead; repays within 1 epoch"),
     (48, 47, True, "spent 48 B ahead; repays within 2 epochs"),
-    (20, 0, False, "spent 20 B ahead"),
+    (20, 0, False, "the bucket sent 20 B more than readers got"),
     (0, 47, False, None),
     (-20, 47, True, None),
 ])  # fmt: skip

@@ -13,6 +13,7 @@ from outrider.mount.file_rows import DEAD_BYTES_MIN
 from outrider.mount.listed import ObjectFacts
 from outrider.mount.listings import DirectoryListing
 from outrider.mount.nodes import ROOT, Directory, File, MountNodes
+from tests.support.held_memory import held_bytes
 
 # Names of ImageNet have some 25 letters; with them a file takes 140 to 150 bytes. Objects of Python took 500.
 BYTES_PER_NAME_MAX = 150
@@ -45,9 +46,9 @@ def filled(pages: int) -> tuple[MountNodes, int]:
 
 
 def test_a_name_takes_a_few_words() -> None:
-    (_, few), (nodes, many) = filled(5), filled(15)
-    assert (many - few) / (10 * PAGE) < BYTES_PER_NAME_MAX
-    assert len(nodes) == 15 * PAGE + 2
+    (_, few), (nodes, many) = filled(5), filled(10)
+    assert (many - few) / (5 * PAGE) < BYTES_PER_NAME_MAX
+    assert len(nodes) == 10 * PAGE + 2
 
 
 def facts(content: int) -> ObjectFacts:
@@ -127,11 +128,11 @@ def test_no_number_is_used_twice() -> None:
 
 
 def test_the_letters_of_names_that_have_gone_take_no_room_for_long() -> None:
-    nodes = MountNodes("")
+    nodes, empty = MountNodes(""), held_bytes(MountNodes(""))
     for number in range(3000):
         nodes.file(nodes.root, f"{number:0200}", facts(1), 1.0, settled=True)
         nodes.remove(nodes.root, f"{number - 2:0200}")
-    assert len(nodes.files._letters) < 2 * DEAD_BYTES_MIN
+    assert held_bytes(nodes) < empty + 3 * DEAD_BYTES_MIN
     assert [nodes[number].name for number in nodes.children(nodes.root)] == [
         f"{number:0200}" for number in (2998, 2999)
     ]

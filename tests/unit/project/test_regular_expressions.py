@@ -207,8 +207,10 @@ def slow_text(pattern: re.Pattern[Any], methods: set[str]) -> str | None:
         # A first look says that almost all are quick; all others are measured again.
         if seconds(pattern, method, text(SHORT)) > FLOOR_S:
             short = max(FLOOR_S, least(SHORT))
+            # In turn: other work may begin between a look at the shorter text and one at the longer.
             if short > FIRST_S or (
-                seconds(pattern, method, text(LONG)) > GROWTH_MAX * short and least(LONG) > GROWTH_MAX * short
+                seconds(pattern, method, text(LONG)) > GROWTH_MAX * short
+                and all(least(LONG) > GROWTH_MAX * max(FLOOR_S, least(SHORT)) for _ in range(3))
             ):
                 return words
     return None

@@ -10,7 +10,16 @@ from tests import support
 TESTS = Path(__file__).parents[2]
 MODULES = {path.stem for path in (TESTS / "support").glob("*.py")} - {"__init__"}
 # Started by the name of the file or of the module, by another module here or by the Makefile.
-PROGRAMS = {"aws", "forked_command", "lowest_versions", "playground", "quick_hellos", "release", "system_programs"}
+PROGRAMS = {
+    "aws",
+    "aws_models",
+    "forked_command",
+    "lowest_versions",
+    "playground",
+    "quick_hellos",
+    "release",
+    "system_programs",
+}
 
 
 def test_the_list_of_its_modules_is_whole() -> None:

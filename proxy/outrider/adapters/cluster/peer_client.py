@@ -27,7 +27,7 @@ from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import messages, peer_wire
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import Answer, Command, Hello, Question
+from outrider.core.cluster.messages import Answer, Command, Hello, ListRequest, Question, SharesRequest
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Requester
 from outrider.core.cluster.wire_forms import WireError, decode, encode
@@ -46,11 +46,17 @@ _IDLE_MAX = 256
 _FREE_TIMEOUT_S = 0.25
 # A hello and a forget are answered from memory.
 _CONTROL_TIMEOUT_S = 2.0
-# A command has a list to be read, or blocks to be dropped from a disk.
-_COMMAND_TIMEOUT_S = 10.0
+# A command has a list to be read, or blocks to be dropped from a disk. A page of a LIST may come from the bucket: this
+# is less than the clients that wait for one page wait for the first of them, which then gets it from the bucket.
+_QUESTIONS: dict[type[Question], tuple[str, float]] = {
+    SharesRequest: (messages.SHARES_PATH, _CONTROL_TIMEOUT_S),
+    ListRequest: (messages.LIST_PATH, 4.0),
+    Command: (messages.COMMAND_PATH, 10.0),
+}
 # A hop to a thread for fewer bytes would cost more than their copy.
 _BULK_BYTES = 256 * 1024
-# A body of so few bytes comes with its head: a reader gets a small block as a whole, so that nothing of it waits.
+# A body of so few bytes comes, and goes, with its head: a reader gets a small block as a whole, so that nothing of it
+# waits.
 _SMALL_BYTES = 64 * 1024
 _NO_BODY = sha256(b"").hexdigest()
 # The reasons of failures that an answer's status names.
@@ -70,8 +76,8 @@ class PeerClient:
         """`requester`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
         clock. `boot`: see `Hello`. `reads_max`: reads under way, each on a connection of its own.
         `threads`: how many bodies they receive at once. Both are more than from one peer, so that one that hangs leaves
-        some for the others. All that is not a read waits for none of them. `read_timeout_s` bounds the wait for a head,
-        and for the next bytes. `receivers`: see `BulkClient`."""
+        some for the others. LISTs have half as many of their own. All that is neither waits for none of them.
+        `read_timeout_s` bounds the wait for a head, and for the next bytes. `receivers`: see `BulkClient`."""
         self._requester = requester
         self._secrets = secrets
         self._metrics = metrics.peers
@@ -81,6 +87,9 @@ class PeerClient:
         self._reads_per_peer = reads_per_peer
         self._free: dict[str, asyncio.Semaphore] = {}
         self._free_of_all = asyncio.Semaphore(reads_max)
+        self._lists_per_peer = (reads_per_peer + 1) // 2
+        self._lists: dict[str, asyncio.Semaphore] = {}
+        self._lists_of_all = asyncio.Semaphore((reads_max + 1) // 2)
         self._threads = threads
         self._read_timeout_s = read_timeout_s
         self._tls = tls
@@ -133,12 +142,18 @@ class PeerClient:
         await self._post(member.address, self._requester_to(member), path, body)
 
     async def request(self, member: Member, question: Question, answer: type[A]) -> A:
-        is_command = isinstance(question, Command)
-        path = messages.COMMAND_PATH if is_command else messages.SHARES_PATH
-        timeout_s = _COMMAND_TIMEOUT_S if is_command else _CONTROL_TIMEOUT_S
-        return _decoded(
-            answer, await self._post(member.address, self._requester_to(member), path, encode(question), timeout_s)
-        )
+        path, timeout_s = _QUESTIONS[type(question)]
+        free: tuple[asyncio.Semaphore, ...] = ()
+        if isinstance(question, ListRequest):
+            lists = self._lists.setdefault(member.name, asyncio.Semaphore(self._lists_per_peer))
+            free = lists, self._lists_of_all
+        await _acquire(*free)
+        try:
+            body = await self._post(member.address, self._requester_to(member), path, encode(question), timeout_s)
+        finally:
+            for each in free:
+                each.release()
+        return _decoded(answer, body)
 
     def _requester_to(self, member: Member) -> Requester:
         """This member, in the newest version that both speak."""
@@ -178,10 +193,13 @@ class PeerClient:
         )
         headers["content-length"] = str(len(body))
         assert self._client is not None
-        content = bytearray()
+        content, is_short = bytearray(), len(body) <= _SMALL_BYTES
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await self._client.ask(target, "POST", path, headers, timeout_s, tls=tls, body=_once(body))
+                reply = await self._client.ask(
+                    target, "POST", path, headers, timeout_s, tls=tls,
+                    body=None if is_short else _once(body), content=body if is_short else b"",
+                )  # fmt: skip
                 with closing(reply):
                     if reply.status != 200:
                         raise _not_believed(reply.status)

@@ -9,10 +9,11 @@ A write. `create` reserves the bytes of the block: within the budget, above the 
 that the policy names. `block_writer.DiskBlockWriter` writes the bytes to `tmp` as they arrive, and renames the file
 when it is whole. Then the block enters the index. An aborted writer removes its file and releases the reservation.
 
-A stop. `recovery.Recovery.save` writes a snapshot of the index (`index_snapshot`).
+A stop. `recovery.Recovery.save` writes a snapshot of the index (`index_snapshot`, `snapshot_page`).
 
-A start. `Recovery.index` adopts the snapshot, which is deleted first; without one it scans the directory and reads the
-header of every file. The proxy serves meanwhile. Afterwards the scrubber verifies blocks that nobody reads.
+A start. `Recovery.index` adopts the snapshot, which loses its name first; without one it scans the directory, and reads
+the header of each file that the notes of `landed_blocks` do not describe. The proxy serves meanwhile. Afterwards the
+scrubber verifies blocks that nobody reads.
 
 A version that a start finds is believed as long as before: the snapshot says when the origin confirmed it, and so does
 the time of a block's file. A crash leaves no snapshot. The scan finds all blocks, but some may be older than a write:

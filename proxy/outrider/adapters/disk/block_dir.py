@@ -4,6 +4,7 @@
     <dir>/v2/aa/<name>      one file per block (see core/cache/block_file); the name is a hash of the block's identity
     <dir>/tmp/              blocks that are being written, and the socket of `http.control.lender`
     <dir>/index             snapshot of the index, present only between a clean stop and the next start
+    <dir>/landed            the last snapshot, and the blocks that landed since: see `landed_blocks`
     <dir>/orders            orders of reads that the planner had learned at the last clean stop
     <dir>/pins              the pins
     <dir>/warmups           warm-ups that the last clean stop cut off
@@ -13,8 +14,8 @@
 A marker file that is empty, cut or otherwise damaged is written anew if the rest of the directory is this layout. The
 snapshot is then dropped, so that the start scans the directory as after a power loss.
 
-The last five files are written as <file>.part first: see `adapters/sealed_file`. No file outside this layout is ever
-touched.
+The files from `orders` on are written as <file>.part first: see `adapters/sealed_file`. No file outside this layout is
+ever touched.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from outrider import pagecache
 from outrider.adapters import sealed_file
-from outrider.adapters.disk.block_io import file_name
+from outrider.adapters.disk.block_io import FoundFile, file_name
 from outrider.core.cache import block_file
 from outrider.core.model import BlockKey
 
@@ -89,6 +89,7 @@ class BlockDir:
         self._raw_blocks = os.fsencode(self.blocks.absolute())
         self.tmp = root / "tmp"
         self.snapshot = root / "index"
+        self.landed = root / "landed"
         self.orders = root / "orders"
         self._raw_tmp = os.fsencode(self.tmp.absolute())
         self._marker = root / "outrider-cache"
@@ -277,7 +278,7 @@ class BlockDir:
 
     def _is_layout(self) -> bool:
         """The directory has blocks, and nothing that is not of this layout."""
-        files = (self.snapshot, self.orders, self.pins, self.warmups, self.members, self.touched)
+        files = (self.snapshot, self.landed, self.orders, self.pins, self.warmups, self.members, self.touched)
         own = {path.name for path in (self._marker, self.blocks, self.tmp, *files, *map(sealed_file.part_of, files))}
         # mke2fs makes `lost+found` at the root of each file system.
         strange = {path.name for path in self.root.iterdir()} - own - {"lost+found"}
@@ -291,9 +292,10 @@ class BlockDir:
         for path in (self.snapshot, self.orders, self.pins, self.warmups, self.members, self.touched):
             sealed_file.part_of(path).unlink(missing_ok=True)
 
-    def drop_snapshot(self) -> None:
-        """Remove the snapshot, also from the disk: after a power loss it would describe an older directory."""
-        self.snapshot.unlink()
+    def use_snapshot(self) -> None:
+        """Take its name from the snapshot, also on the disk: after a power loss it would describe an older directory.
+        From here on it only helps a scan."""
+        self.snapshot.replace(self.landed)
         sealed_file.sync_directory(self.root)
 
     def close(self) -> None:
@@ -378,7 +380,7 @@ class BlockDir:
                     if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         found = entry.stat(follow_symlinks=False)
                         pages = -(-found.st_size // block_file.PAGE_BYTES)
-                        yield FoundFile(Path(entry.path), pages * block_file.PAGE_BYTES, found.st_mtime)
+                        yield FoundFile(entry.path, pages * block_file.PAGE_BYTES, found.st_mtime, found.st_ctime)
 
 
 def _directories(parent: Path) -> list[Path]:
@@ -387,13 +389,3 @@ def _directories(parent: Path) -> list[Path]:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A block file seen by the scan, before its header was read."""
-
-    path: Path
-    disk_bytes: int
-    modified_at: float
-    """When the origin confirmed its version, in seconds since 1970, as far as it was known; see `DiskBlockStore`."""

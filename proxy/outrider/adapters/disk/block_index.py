@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from outrider.adapters.disk.disk import Disk
-from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
+from outrider.adapters.disk.index_snapshot import OnDisk
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.slots import BlockRows, Slot
+from outrider.adapters.disk.snapshot_page import OpenPage, SavedPage
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
@@ -127,12 +128,20 @@ class BlockIndex:
         """So many blocks are to come: tables that grow at once do it at less cost."""
         self._slots.expect(count)
 
-    def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
+    def add_all(self, disk: Disk, page: SavedPage, *, is_noted: bool = True) -> list[int]:
         """Index the blocks of a snapshot's page, to be verified at their first use, and to be `rank`ed. Returns the
-        places in the page of those that `adopt` has to index."""
-        left = self._slots.add_all(disk, page)
+        places in the page of those that `adopt` has to index. `is_noted`: `notes` need not have them."""
+        left = self._slots.add_all(disk, page, is_noted=is_noted)
         disk.blocks += len(page.numbers) - len(left)
         return left
+
+    def notes(self, disk: Disk, now: float) -> Iterator[OpenPage]:
+        """Pages of the blocks that came to the disk since the last call. The index may change between them."""
+        return self._slots.notes(disk, now)
+
+    def note_again(self, disk: Disk) -> None:
+        """The next `notes` have all blocks of the disk."""
+        self._slots.unnoted[disk].extend(self._slots.rows_on(disk))
 
     def rank(self, at_once: int) -> Iterator[Iterator[BlockMeta]]:
         """Report the blocks of `add_all` to the policy, so many at once. They can be read before. Yields those of which

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -18,6 +19,25 @@ from outrider.core.s3.checksums import Hash
 from outrider.ports import Buffer
 
 _VERIFY_BYTES = 1024 * 1024
+
+
+class FoundFile(NamedTuple):
+    """A block file seen by the scan, before its header was read. Times are in seconds since 1970."""
+
+    place: str
+    disk_bytes: int
+    modified_at: float
+    """When the origin confirmed its version, as far as it was known; see `DiskBlockStore`."""
+    changed_at: float
+    """When it was put in its place, or changed. Nobody can set this time."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.place)
+
+    @property
+    def name(self) -> str:
+        return self.place.rpartition("/")[2]
 
 
 def file_name(block: BlockKey) -> str:

@@ -64,7 +64,7 @@ class DiskBlockStore(BlockReads):
         # When the origin confirmed the version of a block, in seconds since 1970: that becomes the time of its file.
         # None: the time at which the file was written remains.
         self.confirmed_at: Callable[[BlockMeta], float] | None = None
-        self.on_reserved: Callable[[BlockMeta, int], None] = lambda meta, count: None
+        self.on_reserved: Callable[[BlockMeta, int], None] | None = None
         """Called when `count` bytes are reserved for a block; when the reservation ends, `count` is negative."""
         # Blocks to be dropped once no reader uses them.
         self._doomed: dict[BlockKey, None] = {}
@@ -140,6 +140,8 @@ class DiskBlockStore(BlockReads):
         over = disk.budget.excess(need, self.clock())
         if over is None:
             over = await self._over_by_free_space(disk, need)
+        if over <= 0:
+            return
         self._note_reads()
         victims, enough = self._victims(disk, over, self._policy.victims(meta.key, meta.version))
         if not enough and self._pins.holds_block(meta.key):
@@ -164,8 +166,6 @@ class DiskBlockStore(BlockReads):
     def _victims(self, disk: Disk, over: int, order: Iterable[BlockKey]) -> tuple[list[tuple[BlockKey, Slot]], bool]:
         """The first blocks of `order` on `disk` that together take `over` bytes, and whether they were enough."""
         chosen: list[tuple[BlockKey, Slot]] = []
-        if over <= 0:
-            return chosen, True
         for block in order:
             if over <= 0:
                 break
@@ -279,7 +279,8 @@ class DiskBlockStore(BlockReads):
             except StoreUnavailable as error:
                 failed = error
                 continue
-            self.on_reserved(meta, header.disk_bytes)
+            if self.on_reserved is not None:
+                self.on_reserved(meta, header.disk_bytes)
             path = disk.directory.raw_tmp_path_of(meta.key, next(self._tmp_numbers))
             kind = None if self.contents is None or not hashed else self.contents.kind_for(meta)
             confirmed_at = None if self.confirmed_at is None else self.confirmed_at(meta)
@@ -314,7 +315,8 @@ class DiskBlockStore(BlockReads):
     ) -> None:
         """A block was renamed into place: its reservation becomes an entry of the index."""
         disk.written(disk_bytes)
-        self.on_reserved(meta, -disk_bytes)
+        if self.on_reserved is not None:
+            self.on_reserved(meta, -disk_bytes)
         block = meta.key
         if (old := self._slots.get(block)) is not None:
             self._forget(block, old)
@@ -324,7 +326,8 @@ class DiskBlockStore(BlockReads):
             else:
                 # Its disk did not give it.
                 old.disk.left_behind[block] = old.disk_bytes
-        self._pins.block_cached(meta.version, block.version_id)
+        if self._pins.held:
+            self._pins.block_cached(meta.version, block.version_id)
         row = self._enter(disk, block, meta, disk_bytes, verified=True)
         self._keep_open(block, self._slots.slot(row), file)
         if self.contents is not None and kind is not None and content is not None:
@@ -334,7 +337,8 @@ class DiskBlockStore(BlockReads):
         """A writer gave its block up. `left_behind`: a file without an index entry lies in the directory."""
         disk.whole &= not left_behind
         disk.unreserve(disk_bytes)
-        self.on_reserved(meta, -disk_bytes)
+        if self.on_reserved is not None:
+            self.on_reserved(meta, -disk_bytes)
 
     # -- recovery -----------------------------------------------------------------------------------------------
 

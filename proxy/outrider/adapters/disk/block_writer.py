@@ -16,7 +16,6 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta, Header
 from outrider.core.errors import WrongDigest
 from outrider.core.s3.checksums import Kind
-from outrider.futures import retrieve_failure
 from outrider.ports import Buffer, Place
 
 T = TypeVar("T")
@@ -131,7 +130,7 @@ class DiskBlockWriter:
         self._disk.pace.measured(disk_s, count, self._work.clock())
 
     async def _write(self, offset: int, pieces: Sequence[Buffer]) -> float:
-        count = sum(len(piece) for piece in pieces)
+        count = sum(map(len, pieces))
         try:
             took_s = await self._in_thread(lambda: self.write_in_thread(offset, pieces, count, 0))
         except OSError as error:
@@ -213,7 +212,8 @@ class DiskBlockWriter:
         future = self._work.begin(work)
 
         def ended(done: asyncio.Future[T]) -> None:
-            retrieve_failure(done)
+            if not done.cancelled():
+                done.exception()  # retrieved, also if this task has left
             self._working.discard(done)
             if lease is not None:
                 lease.release()

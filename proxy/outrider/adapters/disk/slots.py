@@ -4,20 +4,21 @@ open."""
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 from weakref import ReferenceType, ref
 
 from outrider.adapters.disk.disk import Disk, Stored
-from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
+from outrider.adapters.disk.index_snapshot import OnDisk
 from outrider.adapters.disk.leases import OpenFile
+from outrider.adapters.disk.snapshot_page import PAGE_BLOCKS, OpenPage, SavedPage
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
 from outrider.core.model import BlockKey, ObjectVersion
 from outrider.core.packed_version import pack, unpack
-from outrider.core.rows import FreeRows, RowIndex
+from outrider.core.rows import FreeRows, RowIndex, without
 
 T = TypeVar("T")
 
@@ -124,6 +125,9 @@ class BlockRows:
         self._index = RowIndex()
         self._ids = bytearray()
         self._indexes = array("I")
+        self.unnoted: defaultdict[Disk, array[int]] = defaultdict(partial(array, "I"))
+        """The rows whose blocks came to a disk since the last note of them, and may have left again: see
+        `landed_blocks`."""
         # The rows before this one are ranked, or were added one by one.
         self._ranked = 0
         self.live: dict[int, ReferenceType[Slot]] = {}
@@ -212,7 +216,10 @@ class BlockRows:
         return self._disks[self._disk_numbers[row]]
 
     def on(self, disk: Disk) -> list[BlockKey]:
-        return [self.key(row) for row in range(self._rows.count) if self.packed[row] and self.disk(row) is disk]
+        return list(map(self.key, self.rows_on(disk)))
+
+    def rows_on(self, disk: Disk) -> Iterator[int]:
+        return (row for row in range(self._rows.count) if self.packed[row] and self.disk(row) is disk)
 
     def is_verified(self, row: int) -> bool:
         return self.flags[row] & VERIFIED != 0
@@ -244,34 +251,45 @@ class BlockRows:
         self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = block.version_id
         self._indexes[row] = block.index
         self._index.add(hash(block), row)
+        self.unnoted[disk].append(row)
         return row
 
     def expect(self, count: int) -> None:
         """So many blocks are to come."""
         self._index.reserve(len(self) + count)
 
-    def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
+    def add_all(self, disk: Disk, page: SavedPage, *, is_noted: bool) -> list[int]:
         """The blocks of a page, in the next rows: they are `to_rank`. Returns the places of those that are left
         for `add`: they may be here, or more is known of them."""
-        hashes = list(map(hash, zip(map(page.ids.__getitem__, page.numbers), page.indexes, strict=True)))
-        left = {place for place, number in enumerate(page.numbers) if number in page.more} if page.more else set[int]()
-        left.update(self._index.met(hashes))
         numbers, indexes, pages = page.numbers, page.indexes, page.pages
-        if left:
-            places = [place for place in range(len(numbers)) if place not in left]
-            numbers, hashes = [numbers[place] for place in places], [hashes[place] for place in places]
-            indexes, pages = (array("I", map(column.__getitem__, places)) for column in (indexes, pages))
-        self._index.add_all(hashes, self._rows.take_many(len(numbers)))
+        hashes = list(map(hash, zip(map(page.ids.__getitem__, numbers), indexes, strict=True)))
+        more = {place for place, number in enumerate(numbers) if number in page.more} if page.more else ()
+        if left := self._index.add_new(hashes, self._rows.count, more):
+            numbers, indexes, pages = (without(left, column) for column in (numbers, indexes, pages))
+        first = self._rows.take_many(len(numbers))
+        if not is_noted:
+            self.unnoted[disk].extend(range(first, self._rows.count))
         self.packed += map(page.packed.__getitem__, numbers)
-        self.pages += pages
-        proved = [_WAS_PROVED * (number in page.proved) for number in numbers] if page.proved else [0] * len(numbers)
-        self.flags += bytes(map(_UNRANKED.__or__, proved))
-        its = [_number_of(layout, self.layouts) for layout in page.layouts]
-        self._layout_numbers.extend([its[page.layout_numbers[number]] for number in numbers])
+        self.pages.extend(pages)
+        self.flags += bytes([_UNRANKED | _WAS_PROVED if page.proved[number] else _UNRANKED for number in numbers])
+        self._layout_numbers.extend([_number_of(page.layout, self.layouts)] * len(numbers))
         self._disk_numbers.extend([_number_of(disk, self._disks)] * len(numbers))
         self._ids += b"".join(map(page.ids.__getitem__, numbers))
-        self._indexes += indexes
-        return sorted(left)
+        self._indexes.extend(indexes)
+        return left
+
+    def notes(self, disk: Disk, now: float) -> Iterator[OpenPage]:
+        """Pages of the blocks that came to the disk since the last call."""
+        pages: dict[BlockLayout, OpenPage] = {}
+        for row in dict.fromkeys(self.unnoted.pop(disk, ())):
+            if (packed := self.packed[row]) and self.disk(row) is disk:
+                layout = self.layouts[self._layout_numbers[row]]
+                if (page := pages.get(layout)) is None:
+                    page = pages[layout] = OpenPage(layout, now)
+                page.add(self.key(row), packed, self.pages[row])
+                if page.blocks == PAGE_BLOCKS:
+                    yield pages.pop(layout)
+        yield from pages.values()
 
     def to_rank(self, at_once: int) -> Iterator[list[int]]:
         """The rows of `add_all` that still have their blocks, so many at once."""

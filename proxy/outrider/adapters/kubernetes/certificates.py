@@ -26,7 +26,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from outrider.core.operator.certificates import Issued, Kept, Validity
 
-_KEYS = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)
+# Five dashes in a row end what is between the lines: searching on to the end for each first line takes quadratic time.
+_KEYS = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]|-(?!----))*-----END [A-Z ]*PRIVATE KEY-----\s*")
 
 
 class X509Certifier:

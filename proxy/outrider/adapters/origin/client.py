@@ -43,17 +43,18 @@ class HttpClient:
     async def ask(
         self, target: Endpoint, method: str, path: str, headers: Mapping[str, str], timeout_s: float,
         *, tls: ssl.SSLContext | None = None, body: AsyncIterator[Buffer] | None = None,
-        body_in_thread: BodyInThread | None = None, bulk: bool = False,
+        body_in_thread: BodyInThread | None = None, bulk: bool = False, content: bytes = b"",
     ) -> ReceivedReply:  # fmt: skip
         """Send a request once, and return its reply, which the caller closes. `path`: percent-encoded, with the query.
         `timeout_s` bounds each wait for the server. `bulk`: the body of the reply is large. A body without a
-        Content-Length is sent in chunks.
+        Content-Length is sent in chunks. `content`: a short body, which is sent with the head.
 
         Raises:
             OriginBroke: no reply came, or none that can be read.
         """
         chunked = body is not None and "content-length" not in headers
         request = _request(target, method, path, {**headers, "transfer-encoding": "chunked"} if chunked else headers)
+        request += content
         reply: ReceivedReply | None = None
         if bulk or body_in_thread is not None:
             reply = await self.bulk.ask(target, request, timeout_s, body_in_thread)

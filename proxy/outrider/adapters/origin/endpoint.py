@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from outrider.adapters.origin import aws_config
 from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
 from outrider.core.model import Headers
-from outrider.core.s3.encoding import encode_path
 from outrider.ports import OriginRequest
 
 DEFAULT_REGION = "us-east-1"
@@ -56,14 +55,6 @@ class Endpoint:
     def is_plain(self) -> bool:
         """The way there is TCP alone."""
         return self.base.startswith("http:") and (self.proxy.url is None or self.proxy.url.scheme == "http")
-
-    def path_of(self, request: OriginRequest) -> str:
-        path = "/"
-        if request.bucket is not None:
-            path += encode_path(request.bucket)
-            if request.key or not request.bare:
-                path += "/" + encode_path(request.key)
-        return path
 
 
 def without_default_port(url: str) -> str:

@@ -25,7 +25,7 @@ from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
-from outrider.core.s3.encoding import encode_url_query
+from outrider.core.s3.encoding import encode_url_query, object_path
 from outrider.core.s3.form_fields import PostForm
 from outrider.metrics import Metrics, method_label
 from outrider.origin_oddities import OriginOddities
@@ -77,6 +77,8 @@ class HttpOrigin:
         self._credentials = credentials
         self._refused = refused
         self._metrics = metrics
+        # Counters of replies by method and status: to find them among all labels takes longer than to count.
+        self._counted: dict[tuple[str, str], Callable[[], None]] = {}
         self._clock = clock
         self._clock_offset_s = 0.0
         # A slow client of a relayed reply keeps its connection for as long as it likes.
@@ -228,7 +230,7 @@ class HttpOrigin:
     async def _attempt(
         self, request: OriginRequest, target: Endpoint, credentials: Credentials | None
     ) -> ReceivedReply:
-        path = target.path_of(request)
+        path = object_path(request.bucket, request.key, bare=request.bare)
         body = request.body
         if request.form is None:
             headers = self._signed(request, target, path, credentials)
@@ -246,12 +248,23 @@ class HttpOrigin:
                 body_in_thread=request.body_in_thread if request.form is None else None,
             )  # fmt: skip
         except OriginBroke:
-            self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
+            self._count(request.method, "none")
             raise
-        self._metrics.origin_requests.labels(method_label(request.method), str(reply.status)).inc()
+        self._count(request.method, str(reply.status))
         if request.bucket is not None and request.key:
-            reply.on_close = partial(self._metrics.usage.received, request.bucket, request.key, int(is_read))
+            reply.on_close = partial(self._closed, request.bucket, request.key, int(is_read))
         return reply
+
+    def _count(self, method: str, status: str) -> None:
+        count = self._counted.get((method, status))
+        if count is None:
+            label = method_label(method)
+            count = self._counted[label, status] = self._metrics.origin_requests.labels(label, status).inc
+        count()
+
+    def _closed(self, bucket: str, key: str, gets: int, count: int) -> None:
+        metrics = self._metrics
+        metrics.uncounted.append(partial(metrics.usage.received, bucket, key, gets, count))
 
     def _signed_form(
         self, request: OriginRequest, form: PostForm, target: Endpoint, credentials: Credentials | None

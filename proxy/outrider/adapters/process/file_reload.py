@@ -44,6 +44,8 @@ async def follow(what: str, read: Callable[[], bool], sleep: Sleep = asyncio.sle
             # A file is read, and its date is not looked at: a mounted Secret is a link to a link to it.
             if await asyncio.to_thread(read):
                 log.info("changed file was read", extra={"file": what})
+            elif logged:
+                log.info("changed file is as it was before it was wrong", extra={"file": what})
             logged = ""
         except SettingsError as error:
             if str(error) != logged:

@@ -29,7 +29,7 @@ def load(path: Path) -> list[SavedPin]:
     pinned objects may now be evicted.
     """
     try:
-        return [_pin_of(fields) for fields in _FORMAT.decode(sealed_file.read(path, _BYTES_MAX))]
+        return [pin_of(fields) for fields in _FORMAT.decode(sealed_file.read(path, _BYTES_MAX))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -37,7 +37,8 @@ def load(path: Path) -> list[SavedPin]:
         return []
 
 
-def _pin_of(fields: dict[str, Any]) -> SavedPin:
+def pin_of(fields: dict[str, Any]) -> SavedPin:
+    """Raises ValueError, TypeError or KeyError: no pin has these fields."""
     objects = tuple((ObjectRef(_text(bucket), _text(key)), _identity(*identity))
                     for (bucket, key), *identity in fields["objects"])  # fmt: skip
     owner, client, name, body = (_text(fields[field]) for field in ("owner", "client", "name", "body"))

@@ -31,7 +31,7 @@ def take(path: Path) -> list[SavedWarmup]:
     try:
         raw = sealed_file.read(path, _BYTES_MAX)
         path.unlink()
-        return [_warmup_of(fields) for fields in _FORMAT.decode(raw)]
+        return [warmup_of(fields) for fields in _FORMAT.decode(raw)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
@@ -39,7 +39,8 @@ def take(path: Path) -> list[SavedWarmup]:
         return []
 
 
-def _warmup_of(fields: dict[str, object]) -> SavedWarmup:
+def warmup_of(fields: dict[str, object]) -> SavedWarmup:
+    """Raises ValueError or TypeError: no warm-up has these fields."""
     if not isinstance(fields, dict):
         raise TypeError("no warm-up")
     fields = {"copies": _COPIES, **fields}

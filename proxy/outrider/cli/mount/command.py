@@ -18,6 +18,7 @@ from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.adapters.origin import aws_config
 from outrider.adapters.origin.endpoint import DEFAULT_REGION
 from outrider.adapters.process.system import (
+    come_first,
     end_within,
     keep_collections_short,
     keep_memory_small,
@@ -226,7 +227,9 @@ async def _mounted(
                 if command:
                     process = child_process.start(command, proxy.environ)
                     signals.to(process)
+                    come_first()  # now, since the command would inherit it
                     return child_process.status_of(await child_process.ended(process))
+                come_first()
                 say(f"{done}; Ctrl-C unmounts")
                 return await _until_a_signal(client, signals)
             finally:

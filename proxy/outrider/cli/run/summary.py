@@ -55,12 +55,14 @@ class Summary:
         return max(0, self.served_bytes - self.origin_bytes)
 
     def text(self) -> str:
+        if not self.reads:
+            return "no reads through the proxy: the command read no object of S3, or with a client that asks elsewhere"
+        reads = f"{self.reads:,} {'read' if self.reads == 1 else 'reads'}"
         if self.hit_ratio is None:
-            return f"{self.reads:,} reads, nothing served"
-        return (
-            f"{self.reads:,} {'read' if self.reads == 1 else 'reads'}, {100 * self.hit_ratio:.0f} % from the cache, "
-            f"{in_words(self.origin_bytes)} from the bucket, {in_words(self.saved_bytes)} saved"
-        )
+            return f"{reads}, nothing served"
+        hits = f"{100 * self.hit_ratio:.0f} %" if self.cached_bytes else "nothing"
+        cold, saved = (in_words(count) if count else "nothing" for count in (self.origin_bytes, self.saved_bytes))
+        return f"{reads}, {hits} from the cache, {cold} from the bucket, {saved} saved"
 
     def verdict_text(self) -> str | None:
         """None: too little was read for one."""

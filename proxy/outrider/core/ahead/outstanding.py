@@ -95,6 +95,8 @@ class Outstanding:
         prefetch.missing, prefetch.block_bytes = missing, block_bytes
         prefetch.parts = [PendingPart(missing, prefetch.parts[0].began_at)]
         self._count(prefetch, missing.bit_count())
+        if not missing:
+            del self._prefetches[self._items.pop(prefetch.ref)]
 
     def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
         """These blocks of the object are on disk."""

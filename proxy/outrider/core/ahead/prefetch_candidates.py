@@ -238,7 +238,8 @@ class Candidates:
         if not self._window.has_come(candidate):
             return None
         # In its first epoch a job that is alone may read all objects, or an eighth of them that a sampler deals anew.
-        is_guess = not epoch.order_known and (self._ownership.cluster is not None or epoch.number == 0)
+        is_sure = epoch.order_known or epoch.is_in_order
+        is_guess = not is_sure and (self._ownership.cluster is not None or epoch.number == 0)
         if is_guess and self._outstanding.guessed >= self._ownership.guessed_max:
             return None
         size = dataset.names.sizes[index]

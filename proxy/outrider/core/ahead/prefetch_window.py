@@ -133,9 +133,15 @@ class PrefetchWindow:
         self._no_room = _FARTHEST, _FARTHEST
 
     def has_come(self, candidate: Candidate) -> bool:
-        """The object of a known order is within the window; any object of an unknown order is."""
+        """The object of a known order is within the window, and that of an order that few reads have shown within twice
+        as much; any object of an unknown order is."""
         epoch = candidate.epoch
-        return not epoch.order_known or candidate.until * epoch.size <= self.places(epoch, self._now - epoch.last)
+        if not (epoch.order_known or epoch.is_in_order):
+            return True
+        places = self.places(epoch, self._now - epoch.last)
+        if epoch.order_known:
+            return candidate.until * epoch.size <= places
+        return epoch.place[candidate.object_index] - epoch.frontier.place <= 2 * places
 
     def places(self, epoch: JobEpoch, rest_s: float = 0.0) -> int:
         """How many objects ahead of the readers a known order is fetched: one for each reader to open next, and those

@@ -4,12 +4,11 @@ A version of an object is cut into blocks of a fixed size (`core.block_layout`).
 blocks:
 
 1. `readahead` decides which blocks of the read to request now, and coalesces adjacent ones into one GET (`BlockRun`).
-2. While a block arrives, `partial_block` knows which of its bytes have come, so that readers need not wait for its end.
-3. Before a block is written, `disk_limits` reserves its bytes. If the budget or the free space is exceeded, the store
+2. Before a block is written, `disk_limits` reserves its bytes. If the budget or the free space is exceeded, the store
    asks a policy (`policies`: LRU, FIFO, none; or the planner in `core.ahead`) for victims, and leaves out those that
    `pins` holds. `tenant_blocks` and `near_blocks` are policies around that one: by the shares of `tenants`, and by the
    owners of blocks in a cluster. It also limits the fills while the disk is slower than the origin.
-4. The block becomes a file: `block_file` is its format, a header with checksums and then the payload. `scrub_pace` sets
+3. The block becomes a file: `block_file` is its format, a header with checksums and then the payload. `scrub_pace` sets
    how fast the scrubber reads these files again to find bit rot. `content_ledger` knows the CRCs of the blocks of large
    objects, to compare them with the bucket's checksum.
 

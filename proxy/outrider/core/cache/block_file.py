@@ -108,7 +108,7 @@ class Header:
 
     def __init__(self, meta: BlockMeta) -> None:
         self.meta = meta
-        self._raw = _meta_json(meta)
+        self._raw = meta_json(meta)
         align = PAGE_BYTES if meta.extent.length > SMALL_BYTES else _ALIGNED_BYTES
         self.length = -(-(_FIXED.size + len(self._raw)) // align) * align
         """The payload's offset."""
@@ -133,7 +133,7 @@ def usual_disk_bytes(length: int) -> int:
 
 def paged_disk_bytes(meta: BlockMeta) -> int:
     """The bytes on disk of a file of `meta` in format 1."""
-    pages = -(-(_PAGED.size + len(_meta_json(meta))) // PAGE_BYTES) + -(-meta.extent.length // PAGE_BYTES)
+    pages = -(-(_PAGED.size + len(meta_json(meta))) // PAGE_BYTES) + -(-meta.extent.length // PAGE_BYTES)
     return pages * PAGE_BYTES
 
 
@@ -204,7 +204,8 @@ def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
     return meta, payload_checksum
 
 
-def _meta_json(meta: BlockMeta) -> bytes:
+def meta_json(meta: BlockMeta) -> bytes:
+    """The description of a block, as its header holds it."""
     version = meta.version
     fields = {
         "origin": meta.layout.origin,

@@ -90,7 +90,12 @@ def is_settled(reply: Mapping[str, str]) -> bool:
 def was_settled(version: ObjectVersion, confirmed_at: float) -> bool:
     """As `is_settled`, for a version that the origin confirmed at `confirmed_at` (seconds since 1970, by our clock)."""
     modified = parse_http_date(dict(version.headers).get("last-modified"))
-    return modified is not None and confirmed_at - modified.timestamp() >= _SETTLED_HERE.total_seconds()
+    return modified is not None and was_settled_at(modified.timestamp(), confirmed_at)
+
+
+def was_settled_at(modified_at: float, confirmed_at: float) -> bool:
+    """As `was_settled`, by the version's Last-Modified in seconds since 1970; 0: it has none."""
+    return modified_at > 0 and confirmed_at - modified_at >= _SETTLED_HERE.total_seconds()
 
 
 def age_s(confirmed_at: float | None, now: float, not_before: float = 0.0) -> float | None:

@@ -56,7 +56,8 @@ class Pins:
     def __init__(self, disk_bytes: Callable[[int], int], identify: Callable[[ObjectVersion], bytes]) -> None:
         self.disk_bytes = disk_bytes
         self._identify = identify
-        self._held: dict[ObjectRef, _PinnedObject] = {}
+        self.held: dict[ObjectRef, _PinnedObject] = {}
+        """The pinned objects."""
         self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
         # The blocks that are held of each version, as in `Share`.
         self._versions: dict[bytes, int | None] = {}
@@ -77,11 +78,11 @@ class Pins:
         return blocks is None or blocks >> block.index & 1 == 1
 
     def is_pinned(self, ref: ObjectRef) -> bool:
-        return ref in self._held
+        return ref in self.held
 
     def bytes_of(self, pin: PinKey) -> int:
         """The bytes that this pin would reserve if it were the only one."""
-        return sum(self._held[ref].disk_bytes for ref in self._pins.get(pin, ()))
+        return sum(self.held[ref].disk_bytes for ref in self._pins.get(pin, ()))
 
     def pin(
         self, pin: PinKey, versions: Iterable[ObjectVersion], room_bytes: int,
@@ -98,7 +99,7 @@ class Pins:
             shares = {ref: self.share(ref, version.size) for ref, version in new.items()}
         need = sum(self.disk_bytes(shares[ref].size) for ref in new if not self._others_hold(ref, pin))
         others = self.reserved_bytes - sum(
-            self._held[ref].disk_bytes for ref in self._pins.get(pin, ()) if not self._others_hold(ref, pin)
+            self.held[ref].disk_bytes for ref in self._pins.get(pin, ()) if not self._others_hold(ref, pin)
         )
         if others + need > room_bytes:
             raise NoRoom(
@@ -112,10 +113,10 @@ class Pins:
 
     def unpin(self, pin: PinKey) -> None:
         for ref in self._pins.pop(pin, ()):
-            held = self._held[ref]
+            held = self.held[ref]
             held.by.discard(pin)
             if not held.by:
-                del self._held[ref]
+                del self.held[ref]
                 self._let_go(held.version_id)
                 self.reserved_bytes -= held.disk_bytes
 
@@ -123,13 +124,13 @@ class Pins:
         """Other parts of these objects are kept here from now on, as far as they are pinned. The limit is the caller's
         affair."""
         for ref, share in shares.items():
-            if (held := self._held.get(ref)) is not None:
+            if (held := self.held.get(ref)) is not None:
                 self._is_kept(held, held.version_id, share)
         self.released += 1
 
     def block_cached(self, version: ObjectVersion, version_id: bytes) -> None:
         """A block of `version` has landed, which is the newest known version of its object."""
-        held = self._held.get(version.ref)
+        held = self.held.get(version.ref)
         if held is not None and held.version_id != version_id:
             self._let_go(held.version_id)
             self._is_kept(held, version_id, self.share(version.ref, version.size))
@@ -145,14 +146,14 @@ class Pins:
         self.released += 1
 
     def _others_hold(self, ref: ObjectRef, pin: PinKey) -> bool:
-        held = self._held.get(ref)
+        held = self.held.get(ref)
         return held is not None and not held.by <= {pin}
 
     def _hold(self, pin: PinKey, ref: ObjectRef, version: ObjectVersion, share: Share) -> None:
-        held = self._held.get(ref)
+        held = self.held.get(ref)
         version_id = self._identify(version)
         if held is None:
-            held = self._held[ref] = _PinnedObject(version_id, 0)
+            held = self.held[ref] = _PinnedObject(version_id, 0)
         elif held.version_id != version_id:
             self._let_go(held.version_id)
         self._is_kept(held, version_id, share)

@@ -1,8 +1,7 @@
 """The messages between members that are JSON, a class each: `wire_forms.encode` and `decode` write and read them.
 
-A field has the form that its type says: a bound, a pattern, a name on the wire. Each field must be there. Fields of
-later versions of the wire, which this code does not know, are ignored. A reader or bucket that many objects of a
-message have in common stands in it once.
+A field has the form that its type says: a bound, a pattern, a name on the wire. Each must be there; those of later
+versions of the wire are ignored. A reader or bucket that many objects of a message have in common stands in it once.
 """
 
 from __future__ import annotations
@@ -34,16 +33,15 @@ from outrider.core.cluster.wire_forms import (
 from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
 
 HELLO_PATH, FORGET_PATH, READS_PATH = "/-/hello", "/-/forget", "/-/reads"
-ORDER_PATH, SHARES_PATH, COMMAND_PATH = "/-/order", "/-/shares", "/-/maintenance"
+ORDER_PATH, SHARES_PATH, LIST_PATH, COMMAND_PATH = "/-/order", "/-/shares", "/-/list", "/-/maintenance"
 BODY_BYTES_MAX = 1024 * 1024
 """The longest body of a message that is no command."""
 COMMAND_BYTES_MAX = 6 * 1024 * 1024
 """The longest body of a command: the longest list of objects, in base64."""
 READS_MAX = REFS_MAX = OBJECTS_MAX = 1000
-"""Reads in one message; objects in one of an order, for which the planner takes about 10 ms; those in a page of a pin.
-"""
-FORGETS_MERGED_WIRE = 2
-"""The version of the wire from which on a message may have several forgets."""
+"""Reads in one message; objects in one of an order, for which the planner takes 10 ms; those in a page of a pin."""
+FORGETS_MERGED_WIRE = LISTS_WIRE = 2
+"""The version of the wire from which on a message may have several forgets, and a member has pages of LISTs."""
 SHARES_MAX = 64
 """Datasets in one answer: with the longest names they fill half of the longest body."""
 
@@ -65,8 +63,7 @@ def _ref_or_bucket(value: object) -> ObjectRef | str:
 
 
 def _etag(value: object) -> str:
-    etag = text(value)
-    if quoted_etag(etag) is None:
+    if quoted_etag(etag := text(value)) is None:
         raise WireError("no ETag")
     return etag
 
@@ -119,8 +116,7 @@ class Forget:
 
 def forget_body(message: Forget) -> bytes:
     """The body of a forget. Names that are too many for one are replaced by their buckets."""
-    body = encode(message)
-    if len(body) <= BODY_BYTES_MAX:
+    if len(body := encode(message)) <= BODY_BYTES_MAX:
         return body
     buckets = {name if isinstance(name, str) else name.bucket for name in message.names}
     return encode(replace(message, names=tuple(sorted(buckets))))
@@ -284,6 +280,25 @@ class DatasetShares:
     datasets: Annotated[tuple[DatasetShare, ...], FailFast(), Field(max_length=SHARES_MAX)]
 
 
+@dataclass(frozen=True, slots=True)
+class ListRequest:
+    """The question for a page of a LIST that clients may share. `query`: sorted by name."""
+
+    sender: _SenderName
+    bucket: Full
+    query: Annotated[tuple[tuple[Text, Text], ...], FailFast()]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """The answer: the page as the bucket sent it, `age_s` seconds after it was requested there. `packed`: its body, by
+    zlib; empty: the member has no such page."""
+
+    age_s: Annotated[Seconds, Field(alias="age")] = 0.0
+    headers: Annotated[tuple[tuple[Text, Text], ...], FailFast()] = ()
+    packed: Annotated[Base64, Field(alias="page")] = b""
+
+
 # -- maintenance ------------------------------------------------------------------------------------------------------
 
 
@@ -376,10 +391,10 @@ class _PinnedObjects:
 
 Notice = Forget | ReadsNotice | OrderNotice
 """A message whose answer is empty."""
-Question = SharesRequest | Command
-Answer = DatasetShares | CommandAnswer
+Question = SharesRequest | ListRequest | Command
+Answer = DatasetShares | ListedPage | CommandAnswer
 BY_PATH: dict[str, type[Hello | Notice | Question]] = {
     HELLO_PATH: Hello, FORGET_PATH: Forget, READS_PATH: ReadsNotice, ORDER_PATH: OrderNotice,
-    SHARES_PATH: SharesRequest, COMMAND_PATH: Command,
+    SHARES_PATH: SharesRequest, LIST_PATH: ListRequest, COMMAND_PATH: Command,
 }  # fmt: skip
 """All that members POST to each other."""

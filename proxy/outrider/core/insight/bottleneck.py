@@ -114,7 +114,7 @@ def bottleneck_of(
         )
     time_s = sums.wait_s + sums.away_s
     if time_s < _TIME_S_MIN or (sums.requests < _REQUESTS_MIN and time_s < _LONG_S):
-        return Bottleneck("unknown", "too early to say")
+        return Bottleneck("unknown", "too early to say: too few reads of late")
     stall = sums.wait_s / time_s
     waited = f"waited {100 * stall:.0f} % of the time"
     load = load or Load()
@@ -137,16 +137,21 @@ def is_mostly_cold(sums: Sums) -> bool:
 def alerts(
     failed_reads: int, unreachable: int, members: int, disks: Sequence[tuple[str, str]] = ()
 ) -> list[str]:  # fmt: skip
-    """Faults that people should see beside any bottleneck. `failed_reads`: in the last minute. `members`: of the
-    cluster, this node among them. `disks`: the directory of each, and why it fails; empty: it works."""
+    """Faults that people should see beside any bottleneck, each with the next step.
+
+    `failed_reads`: in the last minute. `members`: of the cluster, this node among them. `disks`: the directory of each,
+    and why it fails; empty: it works.
+    """
     found = []
     if failed_reads:
-        found.append(f"{counted(failed_reads, 'read')} failed in the last minute")
+        found.append(f"{counted(failed_reads, 'read')} failed in the last minute: see the last errors")
     if unreachable:
-        found.append(f"{unreachable} of {counted(members, 'member')} {'is' if unreachable == 1 else 'are'} away")
+        those = f"{unreachable} of {counted(members, 'member')} {'is' if unreachable == 1 else 'are'} away"
+        found.append(f"{those}: see `outrider cluster`")
     if failing := [f"{directory} ({error})" for directory, error in disks if error]:
         verb = "fails" if len(failing) == 1 else "fail"
-        found.append(f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}: {', '.join(failing)}")
+        those = f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}"
+        found.append(f"{those}, see `outrider doctor`: {', '.join(failing)}")
     return found
 
 

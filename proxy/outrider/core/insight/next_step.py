@@ -36,11 +36,12 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class Data:
     """The dataset that waits most. `url`: a prefix that `outrider warm` takes. `whole_bytes`: its size, 0: not known.
-    `is_order_known`: the proxy knows in which order it will be read."""
+    `is_order_known`: the proxy knows in which order it will be read. `is_cached`: all its objects are on disk."""
 
     url: str
     whole_bytes: int = 0
     is_order_known: bool = False
+    is_cached: bool = False
 
 
 def next_step(
@@ -88,11 +89,13 @@ def _for_cpu(setup: Setup, load: Load, *, is_cold: bool) -> str:
 def _for_bucket(setup: Setup, data: Data | None) -> str:
     if data is None:
         return "Warm the data before the job reads it: `outrider warm s3://BUCKET/PREFIX/`."
+    if data.is_cached:
+        return "Nothing to do: the dataset is in the cache as a whole by now."
     if data.whole_bytes <= setup.capacity_bytes:
         return f"Warm the data before the job reads it: `outrider warm {data.url}`."
     if not data.is_order_known:
         return "Tell the proxy the order of the reads, so that it fetches ahead: one line of `outrider_sdk` in the job."
-    return f"Fetching ahead is at its limit: `outrider bench {data.url}` shows how fast the bucket and its line are."
+    return f"Fetching ahead is at its limit: `outrider doctor {data.url}` shows how fast the bucket and its line are."
 
 
 def _size(count_bytes: int) -> str:

@@ -314,13 +314,14 @@ class Savings:
     def spent(self, data_bytes: int, *, are_read: bool) -> str | None:
         """In words, the bytes fetched ahead of any read, and when hits have repaid them; None: more were saved.
 
-        `data_bytes`: of the data that this is about, 0 if nobody knows. `are_read`: a part of them was read before.
+        `data_bytes`: of the data that this is about; 0: there are no data, as where the bucket sent errors alone.
+        `are_read`: a part of them was read before.
         """
         if self.egress_bytes >= 0:
             return None
-        spent = f"spent {in_words(-self.egress_bytes)} ahead"
         if data_bytes <= 0:
-            return spent
+            return f"the bucket sent {in_words(-self.egress_bytes)} more than readers got"
+        spent = f"spent {in_words(-self.egress_bytes)} ahead"
         epochs = -self.egress_bytes / data_bytes
         # An epoch that begins with a part of the data in the cache gets the rest from the bucket: it saves nothing.
         when = f"within {counted(ceil(epochs), 'epoch')}" if are_read else f"from epoch {max(2, 1 + floor(epochs))}"

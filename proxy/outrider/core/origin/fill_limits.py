@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import sqrt
+
+from outrider.core.origin.body_delay import LATELY, BodyDelay
 
 # S3 gives 40-90 MB/s a connection, so 16 connections fill a line of 10 Gbit/s from the start.
 FIRST_FILLS = 16
@@ -122,16 +123,12 @@ _PEAK_KEPT = 0.9
 # Thresholds for the recent delay of small bodies: so many times the usual delay, plus so many standard errors, since
 # the latencies of some buckets scatter. Beyond _LATE there is a queue; _FIRST_SIGN is its first sign.
 _LATE, _IN_TIME, _FIRST_SIGN = (1.25, 2.5), (1.1, 1.5), (1.05, 1.0)
-# The recent delay is an average over so many bodies, or over those of a round trip if they are more. The usual delay is
-# the least value that an average over four times as many bodies had.
-_LATELY, _LONGER = 16, 4
 # The limit until the usual delay is known; it grows by one with each body. With two, the first batch of an announced
 # order came half a second later. With ten, a reader on a full line would at first get less of it.
 _UNTIL_KNOWN = 8
-# With only one background fill, a late body waited for other traffic, or the bucket became slower. The usual delay then
-# moves this part of the way to the longer average. With more fills the delay may come from their own queue, and the
-# usual delay would grow with that queue.
-_RISE = 1 / 64
+# Steps down show whose the delay is once the bodies under way are this part of those before. The number is their rate
+# times their delay (Little's law): where fewer of them come as late, they wait for no queue of their own.
+_FEWER = 0.7
 
 
 class BackgroundLimit:
@@ -154,12 +151,14 @@ class BackgroundLimit:
         # Since the last call of `judge`: as many fills were under way as the limit allows, and one had to wait.
         self._was_reached = self._was_short = False
         self._since_change = 0
-        self._delay = _Delay()
+        self._delay = BodyDelay()
         # No queue was seen yet, so the limit grows fast: a few round trips find the line's capacity, and not dozens.
         self._starting = True
         # The number of small bodies to come that were requested beside a large transfer: their delay does not
         # count.
         self._to_ignore = 0
+        # The first of the steps down that may prove to be in vain.
+        self._steps_down: _StepsDown | None = None
 
     def hindered(self) -> None:
         """A fill had to wait because of the limit."""
@@ -172,8 +171,11 @@ class BackgroundLimit:
     def fill_begins(self, now: float) -> None:
         """A background fill is about to begin."""
         if self._bytes_at is not None and now - self._bytes_at > _IDLE_S:
-            self.alone, self.beside = min(_FIRST, self._ceiling), 1
+            self._begin_anew()
             self._bytes_at, self._peak = None, 0.0
+
+    def _begin_anew(self) -> None:
+        self.alone, self.beside, self._steps_down = min(_FIRST, self._ceiling), 1, None
 
     def demand_seen(self, demand: int) -> None:
         """`demand` demand fills are under way."""
@@ -193,7 +195,7 @@ class BackgroundLimit:
         """A large transfer that is not counted here shared the line, and has ended. The limits were learnt beside it,
         and the `under_way` bodies to come were requested beside it."""
         self._to_ignore = under_way
-        self.alone, self.beside = min(_FIRST, self._ceiling), 1
+        self._begin_anew()
 
     def is_due(self, now: float) -> bool:
         """Bytes of a body came. Returns whether `judge` is due now."""
@@ -220,22 +222,23 @@ class BackgroundLimit:
         """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""
         return round(self._best_bytes_s / body_bytes_s) if self.is_large and body_bytes_s else None
 
-    def small_received(self, after_s: float) -> None:
+    def small_received(self, after_s: float, now: float) -> None:
         """A small body came `after_s` seconds after its request: that is the latency and the time in a queue."""
         if self._to_ignore:
             self._to_ignore -= 1
             return
         self._since_change += 1
-        window = max(_LATELY, self.beside)
-        self._delay.observe(after_s, window, not_ours=self.beside == 1)
+        window = max(LATELY, self.beside)
+        self._delay.observe(after_s, now, window, not_ours=self.beside == 1)
         if self._delay.is_beyond(*_LATE):
             # Step down once for all bodies under way: those that come now may have been requested before the last step.
             if self._since_change > max(self.alone, self.beside):
                 self._starting = False
-                self._change(self._less)
+                self._step_down()
         elif self._hindered and self._may_grow and not self._delay.is_beyond(*_IN_TIME):
             self._starting &= not self._delay.is_beyond(*_FIRST_SIGN)
             if self._since_change > self._between_steps(window):
+                self._steps_down = None
                 self._change(self._more)
 
     @property
@@ -250,6 +253,22 @@ class BackgroundLimit:
             return 0
         return self.beside // 2 if self._starting else window + self.beside
 
+    def _step_down(self) -> None:
+        """Bodies are late. Steps that made fewer of them come, none sooner, are taken back: the bucket is slower for a
+        while, or this machine is."""
+        first = self._steps_down or _StepsDown(self.alone, self.beside, self._delay.rate, self._delay.lately_s)
+        self._steps_down = first
+        rate, delay = self._delay.rate / first.rate, self._delay.lately_s / first.delay_s
+        if rate * delay > _FEWER:
+            self._change(self._less)
+            return
+        self._steps_down = None
+        if delay > rate and self._delay.accept():
+            self._since_change, self._hindered = 0, False
+            self.alone, self.beside = first.alone, first.beside
+        else:
+            self._change(self._less)
+
     def _change(self, step: Callable[[int], int]) -> None:
         self._since_change, self._hindered = 0, False
         self.alone, self.beside = step(self.alone), step(self.beside)
@@ -258,6 +277,7 @@ class BackgroundLimit:
         """Adjust the limits by the rate since the last call. `awaited`: a reader waits for bytes that have not come
         yet. `queued`: background fills wait for the limit."""
         assert self._began is not None
+        self._steps_down = None
         passed_s = now - self._began
         rate = self._bytes / passed_s
         kept = 0.5 ** (passed_s / _HALF_LIFE_S)
@@ -332,37 +352,11 @@ class DemandOnLine:
         return max(1, bodies - awaited)
 
 
-class _Delay:
-    """The delay of small bodies, in seconds: recent, over a longer time, and usual."""
+@dataclass(frozen=True, slots=True)
+class _StepsDown:
+    """The limits, the bodies a second and their delay before some steps down."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._window = _LATELY
-        self._lately_s = self._longer_s = self._usual_s = self._scatter_s = 0.0
-
-    def observe(self, after_s: float, window: int, *, not_ours: bool) -> None:
-        """A body took `after_s`. `window`: how many bodies count as recent. `not_ours`: a delay cannot come from
-        background fills."""
-        self._count += 1
-        self._window = window
-        long = min(self._count, _LONGER * window)
-        if self._count > 1:
-            self._scatter_s += (abs(after_s - self._longer_s) - self._scatter_s) / long
-        self._lately_s += (after_s - self._lately_s) / min(self._count, window)
-        self._longer_s += (after_s - self._longer_s) / long
-        if not self.is_known:
-            self._usual_s = self._longer_s
-            return
-        rise_s = (self._longer_s - self._usual_s) * _RISE if not_ours else 0.0
-        self._usual_s = min(self._usual_s + rise_s, self._longer_s)
-
-    @property
-    def is_known(self) -> bool:
-        """Enough bodies came for an average to be the usual delay."""
-        return self._count > _LATELY
-
-    def is_beyond(self, times: float, errors: float) -> bool:
-        """Whether the recent delay is beyond `times` the usual one plus `errors` standard errors."""
-        # For a normal distribution the mean distance from the average is 0.8 of a standard deviation.
-        error_s = 1.25 * self._scatter_s / sqrt(self._window)
-        return self._lately_s > times * self._usual_s + errors * error_s
+    alone: int
+    beside: int
+    rate: float
+    delay_s: float

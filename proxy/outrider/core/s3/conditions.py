@@ -55,8 +55,6 @@ def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition
     An If-Match that holds makes If-Unmodified-Since void, and If-None-Match makes If-Modified-Since void (S3's rule,
     GetObject). S3 clients send ETags with and without quotes.
     """
-    if CONDITIONALS.isdisjoint(headers):
-        return Precondition.SERVE
     etags = version.etag, version.etag[1:-1]
     modified = parse_http_date(dict(version.headers).get("last-modified"))
     if (wanted := headers.get("if-match")) is not None:

@@ -34,6 +34,14 @@ def encode_path(decoded: str | bytes) -> str:
     return quote(decoded if isinstance(decoded, bytes) else raw_bytes(decoded), safe="/")
 
 
+def object_path(bucket: str | None, key: str, *, bare: bool) -> str:
+    """The path of an object, a bucket or, without one, the service. `bare`: no slash follows a bucket."""
+    if bucket is None:
+        return "/"
+    path = "/" + encode_path(bucket)
+    return path if bare and not key else f"{path}/{encode_path(key)}"
+
+
 def reencode_path(raw_path: str) -> str:
     """A path from the wire, escaped as S3 does it; never empty."""
     return encode_path(unquote_to_bytes(raw_bytes(raw_path))) or "/"

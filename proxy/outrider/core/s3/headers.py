@@ -50,6 +50,8 @@ def varies_with_clients(headers: Headers) -> bool:
     The reply to a fill holds for all clients if it varies only with headers that the proxy sets itself, and with those
     that no request has which the cache answers. Source: RFC 9111 section 4.1; `*` never matches.
     """
+    if "vary" not in dict(headers):
+        return False
     names = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     return any(
         name
@@ -66,6 +68,8 @@ def forbids_storing(headers: Headers) -> bool:
     The other directives say for how long it may be kept, which is the matter of `freshness`, or for whom: that is the
     matter of grants. Google's buckets say `private` of each object. Source: RFC 9111 section 5.2.2.
     """
+    if "cache-control" not in dict(headers):
+        return False
     said = (part for name, value in headers if name == "cache-control" for part in value.split(","))
     return any(part.strip().lower() == "no-store" for part in said)
 

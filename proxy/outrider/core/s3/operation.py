@@ -197,13 +197,15 @@ def _decoded(raw: str) -> str:
 def _kind(method: str, key: str, query: Query, headers: Headers) -> OperationKind:
     if method not in ("GET", "HEAD") or not key:
         return OperationKind.FORWARD
-    if any(name not in MEANINGLESS_QUERY for name, _ in query):
+    if query and any(name not in MEANINGLESS_QUERY for name, _ in query):
         return OperationKind.FORWARD
     # Stores differ in how they read other conditions, so the origin must answer those.
-    if not conditions.are_plain(headers):
+    named = dict(headers)
+    is_conditional = not conditions.CONDITIONALS.isdisjoint(named)
+    if is_conditional and not conditions.are_plain(headers):
         return OperationKind.FORWARD
     # Some stores serve the key of a folder whole, whatever the Range or the conditions are.
-    if key.endswith("/") and any(name in conditions.CONDITIONALS or name == "range" for name, _ in headers):
+    if key.endswith("/") and (is_conditional or "range" in named):
         return OperationKind.FORWARD
     for name, value in headers:
         # Some stores ignore the Range of a HEAD.

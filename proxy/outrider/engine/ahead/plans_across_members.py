@@ -7,26 +7,22 @@ member that joins later, begins anew or missed a message gets the orders after i
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import ORDER_PATH, OrderNotice, parts_of
-from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, encode
 from outrider.core.model import ObjectRef
 from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.tasks.runtime import Runtime
-from outrider.ports import PeerTransport
-
-log = logging.getLogger(__name__)
+from outrider.engine.cluster.outbox import Outbox, Outgoing
 
 # Messages that are kept to be sent, and sent again. Beyond that the oldest are dropped: an order is a hint.
 _KEPT_MAX, _KEPT_BYTES_MAX = 4096, 16 * 1024 * 1024
@@ -45,16 +41,16 @@ class _Kept:
 class PlansAcrossMembers:
     """Implements `http.control.control_bucket.Plans`. All on the engine's loop."""
 
+    path = ORDER_PATH
+
     def __init__(
-        self, prefetch: Prefetch, cached: CachedAcrossMembers, view: Callable[[], View], transport: PeerTransport,
-        runtime: Runtime, *, boot: int,
-    ) -> None:  # fmt: skip
+        self, prefetch: Prefetch, cached: CachedAcrossMembers, view: Callable[[], View], outbox: Outbox, *, boot: int
+    ) -> None:
         """`boot`: see `Hello`."""
         self._prefetch = prefetch
         self._cached = cached
         self._view = view
-        self._transport = transport
-        self._runtime = runtime
+        self._outbox = outbox
         self._boot = boot
         # The numbers of this node's plans, as its messages have them.
         self._orders: WeakKeyDictionary[Hint, int] = WeakKeyDictionary()
@@ -64,7 +60,8 @@ class PlansAcrossMembers:
         self._kept_bytes = 0
         # The last number that each process acknowledged, by member and boot.
         self._acknowledged: dict[tuple[str, int], int] = {}
-        self._sending: set[str] = set()
+        # The process of each member.
+        self._boots: Mapping[str, int] = {}
         # Orders of clients of other members, by member and order; and the last message of each member: boot and number.
         self._peer_orders: OrderedDict[tuple[str, int], Hint] = OrderedDict()
         self._last_numbers: dict[str, tuple[int, int]] = {}
@@ -115,44 +112,42 @@ class PlansAcrossMembers:
     def send(self) -> None:
         """Begins to send the members what they lack. To be called after each hello, too."""
         view = self._view()
-        boots = {state.member.name: state.boot for state in view.states}
-        self._forget_processes(boots)
-        if any((name, boots.get(name, 0)) not in self._acknowledged for name in view.alive):
+        self._boots = {state.member.name: state.boot for state in view.states}
+        # Processes that have ended are forgotten.
+        self._acknowledged = {
+            process: last for process, last in self._acknowledged.items() if process in self._boots.items()
+        }
+        if any((name, self._boots.get(name, 0)) not in self._acknowledged for name in view.alive):
             # A member that begins gets no order that is over.
             for hint, order in list(self._orders.items()):
                 if not any(indexes for _, _, indexes in hint.unread()):
                     self._drop(order)
-        for member in view.alive.values():
-            # Members of other zones have a cache of their own.
-            if member.name in view.acting and member.name not in self._sending:
-                process = member.name, boots.get(member.name, 0)
-                if self._next_for(process) is not None:
-                    self._sending.add(member.name)
-                    self._runtime.spawn(self._send(member, process), f"orders to {member.name}")
+        # Members of other zones have a cache of their own.
+        near = [member for member in view.alive.values() if member.name in view.acting]
+        self._outbox.send(self, [member for member in near if self._number_for(member) is not None])
 
-    def _forget_processes(self, boots: Mapping[str, int]) -> None:
-        """Processes that have ended."""
-        gone = [(name, boot) for name, boot in self._acknowledged if boots.get(name) != boot]
-        for process in gone:
-            del self._acknowledged[process]
-
-    def _next_for(self, process: tuple[str, int]) -> int | None:
-        """The number of the next message for the process; None: it has all."""
-        last = self._acknowledged.get(process, 0)
+    def _number_for(self, member: Member) -> int | None:
+        """The number of the next message for the member; None: it has all."""
+        last = self._acknowledged.get(self._process_of(member), 0)
         if not self._kept or last >= next(reversed(self._kept)):
             return None
         return next(number for number in self._kept if number > last)
 
-    async def _send(self, member: Member, process: tuple[str, int]) -> None:
-        """All messages that the member lacks, one after the other."""
-        try:
-            while (number := self._next_for(process)) is not None:
-                await self._transport.send(member, ORDER_PATH, self._kept[number].body)
-                self._acknowledged[process] = number
-        except PeerFailed as error:
-            log.debug("a member did not hear of an order", extra={"peer": member.name, "why": error.why})
-        finally:
-            self._sending.discard(member.name)
+    def _process_of(self, member: Member) -> tuple[str, int]:
+        return member.name, self._boots.get(member.name, 0)
+
+    def next_for(self, member: Member) -> Outgoing | None:
+        """See `outbox.Notices`."""
+        number = self._number_for(member)
+        if number is None:
+            return None
+        return Outgoing(self._kept[number].body, partial(self._confirmed, self._process_of(member), number))
+
+    def _confirmed(self, process: tuple[str, int], number: int) -> None:
+        self._acknowledged[process] = number
+
+    def gave_up(self, member: Member) -> None:
+        """See `outbox.Notices`. The orders that the member lacks are sent after its next hello."""
 
     # -- clients of other members -------------------------------------------------------------------------------------
 

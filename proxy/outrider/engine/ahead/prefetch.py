@@ -1,17 +1,15 @@
 """Carries out prefetch: reports to the planner what clients read, and fills the blocks that the planner wants.
 
-The planner (`core.ahead`) decides what to prefetch, and when. This module asks it after each event, and fills what it
-names, a few blocks at a time, behind all demand.
+The planner (`core.ahead`) decides what to prefetch, and when. This module asks it after each bundle of events, and
+fills what it names, a few blocks at a time, behind all demand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -29,6 +27,7 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Uncached
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.discovery_runner import UNAVAILABLE_STATUSES, DiscoveryRunner
+from outrider.engine.ahead.event_log import AT_ONCE_S, BUNDLE_S, EventLog
 from outrider.engine.ahead.read_log import ClientRead, ReadLog
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, Purpose
 from outrider.engine.fill.flight import Flight
@@ -43,13 +42,11 @@ log = logging.getLogger(__name__)
 CountCached = Callable[[Sequence[ObjectRef]], Awaitable[int]]
 """How many of these objects are here as a whole."""
 
-# At one tick reads are reported to the planner for so long, and for so long before other work has its turn. It takes 30
-# to 100 us for each (`make bench-ahead`), ten times that for dozens of jobs of one dataset. Reported all at once, these
-# reads were what the slowest of a hundred small hits waited for.
-_REPORTING_S, _AT_ONCE_S = 0.01, 0.001
+# At one tick hits are reported to the planner for so long. Reported all at once, these reads were what the slowest of a
+# hundred small hits waited for.
+_REPORTING_S = 0.01
 # Objects of a long hint that are looked up before other work has its turn.
 _LOOKED_UP_AT_ONCE = 1000
-_LOG_PAUSE_S = 60.0
 # A call of the planner that computes for longer than this holds all readers up. Then it rests for ten times as long as
 # the call computed. The thread's own CPU time counts: on a busy machine it is interrupted amid a call, and if prefetch
 # rested for that, it would rest just where readers wait longest.
@@ -84,43 +81,37 @@ class Mode(Enum):
     EPOCH = "epoch"
 
 
-Later = Callable[[float, Callable[[], None]], object]
-"""Calls a function after so many seconds."""
-
-
-def _later(after_s: float, act: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(after_s, act)
-
-
 @dataclass(frozen=True, slots=True)
 class PrefetchPolicy:
-    """How much is prefetched. `mode_of` is the mode for an object. At most `blocks` prefetched blocks are on their way
-    at any time. `evicts`: the planner is the cache's eviction policy, so it hears of all reads in any mode. `later`
-    makes the call that begins prefetch after a request, and `cpu` gives the seconds for which this thread has computed;
-    tests replace both."""
+    """How much is prefetched. `mode_of` is the mode for an object; `is_off`: it is off for all. At most `blocks`
+    prefetched blocks are on their way at any time. `evicts`: the planner is the cache's eviction policy, so it hears of
+    all reads in any mode. `cpu` gives the seconds for which this thread has computed."""
 
     mode_of: Callable[[ObjectRef], Mode]
     blocks: int
     evicts: bool
-    later: Later = _later
-    cpu: Clock = time.thread_time
+    is_off: bool
+    cpu: Clock
 
 
 class Prefetch:
     """Owned by the composition root, and called on the engine's thread.
 
-    1. `requested`, `sent`, `announce` and `withdraw` are events of clients. Each goes to the planner, and `think`
-       follows. The planner gets a request after `READS_ON_S`: the client has its first bytes by then.
+    1. `requested` and `sent` are events of clients. They go to the log, and so do the blocks that the store admits and
+       drops. The planner gets a bundle of them, and `think` follows.
     2. `note` remembers a hit that was served without the engine. `tick` reports these to the planner.
-    3. `think` asks the planner what it wants, and starts one task for each object. The planner gets each landed
-       block by the store, and at the end of the task that no more blocks of the object will come.
+    3. `announce` and `withdraw` go to the planner at once, and `think` follows.
+    4. `think` asks the planner what it wants, and starts one task for each object. At the end of the task the planner
+       learns that no more blocks of the object will come.
     """
 
     def __init__(
         self, planner: Planner, fills: BackgroundFill, enumerator: Enumerator, scheduler: FillScheduler,
-        runtime: Runtime, policy: PrefetchPolicy,
+        runtime: Runtime, policy: PrefetchPolicy, events: EventLog,
     ) -> None:  # fmt: skip
         self._planner = planner
+        self._events = events
+        events.on_reported = self.think
         self._fills = fills
         self._discovery = DiscoveryRunner(planner, enumerator, scheduler, runtime, self.think)
         self._scheduler = scheduler
@@ -129,11 +120,12 @@ class Prefetch:
         self._mode_of = policy.mode_of
         self._blocks = policy.blocks
         self._evicts = policy.evicts
-        self._later = policy.later
+        self._is_off = policy.is_off
+        self._is_deaf = policy.is_off and not policy.evicts
         self._cpu = policy.cpu
         # Readers of objects in the mode `object`, which are not reported to the planner.
         self._readers = Readers()
-        self.on_read: Callable[[str, ObjectRef, ObjectVersion | None], None] = lambda client, ref, version: None
+        self.on_read: Callable[[str, ObjectRef, ObjectVersion | None], None] | None = None
         """Called with each read in any mode, by a client of this node or of another: `requested`, `note`, `on_reads`.
         The version is None where it is not known."""
         self._hits = ReadLog()
@@ -142,49 +134,48 @@ class Prefetch:
         # Reads at other members that were not reported to the planner; the oldest are dropped.
         self._peer_reads: deque[_PeerRead] = deque(maxlen=_PEER_READS_MAX)
         self._pause = PrefetchPause()
-        self._log_after = self._took_s = self._rested_at = 0.0
-        self._is_stepping = self._will_report = self._will_think = False
-        # The requests that the planner gets next, and the ends of requests.
-        self._events: deque[tuple[Mode, ClientRead] | tuple[str, ObjectRef, float]] = deque()
+        self._took_s = self._rested_at = 0.0
+        self._is_stepping = self._is_stopped = False
+
+    def stop(self) -> None:
+        """The planner learns of what ends from here on, for the next start, and nothing is begun any more."""
+        self._is_off = self._is_stopped = True
+        self._events.stop()
+
+    def learned(self) -> Planner:
+        """The planner, which has learned of all events until now: for whoever shows what it knows. Hits that were
+        served without the engine are reported at the next tick."""
+        self._events.report_all()
+        return self._planner
 
     # -- events of clients ------------------------------------------------------------------------------------------
 
     def requested(self, client: str, version: ObjectVersion, extent: Extent, *, checksums: bool) -> None:
         """A client asks for `extent` of `version`; `checksums`: and for checksums of the whole object."""
-        self.on_read(client, version.ref, version)
-        mode = self._mode_of(version.ref)
-        if (mode is Mode.OFF and not self._evicts) or extent.length == 0:
+        if self.on_read is not None:
+            self.on_read(client, version.ref, version)
+        if self._is_deaf or extent.length == 0:
             return
-        if mode is not Mode.OFF:
-            self._fills.read(version.ref, checksums=checksums)
-        self._events.append((mode, ClientRead(client, version, extent, self._clock())))
-        self._will_think |= mode is Mode.EPOCH
-        if not self._will_report:
-            # The client has no answer yet, and may ask for more once it has.
-            self._will_report = True
-            self._later(READS_ON_S, self._report_reads)
+        # The client has no answer yet, and may ask for more once it has. Only a reader that leaves a block or more
+        # needs bytes of this object soon.
+        is_soon = version.size - extent.stop >= self._fills.layout.block_bytes
+        read = ClientRead(client, version, extent, self._clock())
+        self._events.add(self._report_request, read, checksums, within_s=READS_ON_S if is_soon else BUNDLE_S)
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
-        if self._evicts or self._mode_of(ref) is Mode.EPOCH:
-            self._events.append((client, ref, self._clock()))
-            if not self._will_report:
-                self._report_reads()
+        if not self._is_deaf:
+            self._events.add(self._report_sent, client, ref, self._clock())
 
-    def _report_reads(self) -> None:
-        """Tell the planner what clients did, in the order in which they did it."""
-        self._will_report = False
-        while self._events:
-            event = self._events.popleft()
-            with self._harmless():
-                if len(event) == 2:
-                    self._report_read(*event)
-                else:
-                    self._planner.sent(*event)
-        if self._will_think:
-            self._will_think = False
-            with self._harmless():
-                self.think()
+    def _report_request(self, read: ClientRead, checksums: bool) -> None:
+        mode = self._mode_of(read.version.ref)
+        if mode is not Mode.OFF:
+            self._fills.read(read.version.ref, checksums=checksums)
+        self._report_read(mode, read)
+
+    def _report_sent(self, client: str, ref: ObjectRef, at: float) -> None:
+        if self._evicts or self._mode_of(ref) is Mode.EPOCH:
+            self._planner.sent(client, ref, at)
 
     def note(self, client: str, version: ObjectVersion, start: int, stop: int, now: float) -> None:
         """A hit was served without the engine: the bytes from `start` to `stop`. The planner gets it at the next
@@ -206,6 +197,7 @@ class Prefetch:
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`. `on_peer`:
         see `Planner.announced`."""
+        self._events.report_all()
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if hint is not None:
             hint.ignored += len(refs) - len(wanted)
@@ -217,6 +209,7 @@ class Prefetch:
 
     def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
         """See `http.control.control_bucket.Plans`."""
+        self._events.report_all()
         count = self._planner.withdraw(hint, others, self._clock())
         self.think()
         return count
@@ -234,28 +227,31 @@ class Prefetch:
         return PlanProgress(read + unread + unknown, read, here, unread - here, unknown, hint.ignored)
 
     async def tick(self) -> bool:
-        """Called some times a second: reports noted hits to the planner, with pauses for other work, and thinks.
-        Returns whether the planner knows of all hits."""
+        """Called some times a second: reports events and noted hits to the planner, with pauses for other work, and
+        thinks. Returns whether the planner knows of all."""
         if not self._unreported:
             self._unreported.extend(self._hits.take())
         reported_s, begun = 0.0, self._clock()
-        while (self._unreported or self._peer_reads) and reported_s < _REPORTING_S:
-            if self._unreported:
+        while reported_s < _REPORTING_S and (self._unreported or self._peer_reads or not self._events.is_empty):
+            if not self._events.is_empty:
+                self._events.report_one()
+            elif self._unreported:
                 self._report_hit(self._unreported.popleft())
             else:
                 self._report_peer_read(self._peer_reads.popleft())
-            if (took_s := self._clock() - begun) >= _AT_ONCE_S:
+            if (took_s := self._clock() - begun) >= AT_ONCE_S:
                 reported_s += took_s
                 await asyncio.sleep(0)
                 begun = self._clock()
-        with self._harmless():
+        with self._events.harmless():
             self._scheduler.tick()
             self.think()
-        return not (self._unreported or self._hits or self._peer_reads)
+        return not (self._unreported or self._hits or self._peer_reads) and self._events.is_empty
 
     def _report_peer_read(self, peer_read: _PeerRead) -> None:
-        with self._harmless():
-            self.on_read(peer_read.reader, peer_read.read.ref, None)
+        with self._events.harmless():
+            if self.on_read is not None:
+                self.on_read(peer_read.reader, peer_read.read.ref, None)
             self._planner.opened_on_peer(
                 peer_read.member,
                 peer_read.reader,
@@ -266,42 +262,34 @@ class Prefetch:
             )
 
     def _report_hit(self, hit: ClientRead) -> None:
-        self.on_read(hit.client, hit.version.ref, hit.version)
-        mode = self._mode_of(hit.version.ref)
-        if mode is Mode.OFF and not self._evicts:
-            return
-        with self._harmless():
-            self._report_read(mode, hit)
-            if self._evicts or mode is Mode.EPOCH:
-                self._planner.sent(hit.client, hit.version.ref, hit.at)
+        if self.on_read is not None:
+            self.on_read(hit.client, hit.version.ref, hit.version)
+        with self._events.harmless():
+            self._report_read(self._mode_of(hit.version.ref), hit)
+            self._report_sent(hit.client, hit.version.ref, hit.at)
 
     def _report_read(self, mode: Mode, read: ClientRead) -> None:
         """Tells of a read. Fills the blocks that its reader is expected to ask for next, unless the mode is `off`."""
         version = read.version
         if self._evicts or mode is Mode.EPOCH:
             ahead = self._planner.requested(read.client, version.ref, version.size, read.extent, read.at)
+        elif mode is Mode.OFF:
+            return
         else:
             ahead = self._readers.requested(read.client, version.ref, version.size, read.extent, read.at).ahead
-        if ahead is not None and mode is not Mode.OFF:
+        if ahead is not None and mode is not Mode.OFF and not self._is_stopped:
             self._fills.fill(version, self._fills.layout.indexes(ahead))
-
-    @contextmanager
-    def _harmless(self) -> Iterator[None]:
-        """A bug in prefetch must not fail a client's request, nor end the ticks."""
-        try:
-            yield
-        except Exception:  # logged once a minute: it may come with each request
-            now = self._clock()
-            if now >= self._log_after:
-                self._log_after = now + _LOG_PAUSE_S
-                log.exception("prefetch failed")
 
     # -- decisions of the planner, carried out ----------------------------------------------------------------------
 
     def think(self) -> None:
         """Asks the planner what it wants now, and begins it."""
+        if self._is_off:
+            return
+        self._events.report_all()
+        self._events.has_reported = False
         now, began_s = self._clock(), self._cpu()
-        with self._harmless():
+        with self._events.harmless():
             if not self._is_stepping and self._planner.step():
                 self._is_stepping = True
                 self._spawn(self._take_steps(), "planner steps")
@@ -320,7 +308,7 @@ class Prefetch:
         notices."""
         began_s = self._cpu()
         try:
-            with self._harmless():
+            with self._events.harmless():
                 while self._planner.step():
                     if (took_s := self._cpu() - began_s) >= _STEPS_S:
                         await asyncio.sleep(_REST * took_s)
@@ -366,6 +354,7 @@ class Prefetch:
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
             blocks = None if want.size < 0 else want.blocks
+            self._events.report_all()
             self._planner.dropped(want.ref, blocks, again=again, missing=missing)
         if again:
             self._pause.failed(self._clock())

@@ -11,8 +11,9 @@
 4. `PeerService` is the other side. It answers from the store, from a flight that the bucket fills, or from the bucket,
    and never waits for another member: members that see different rings answer each other without a deadlock. Only the
    disk of the previous owner of a block is asked, which waits for nobody.
-5. `ForgetQueues` notifies all alive members of each write, before it is sent and after its answer. A gap in
-   its numbers makes everything doubtful that this node believed (`Beliefs`).
-6. `ReadsSender` reports in batches to all alive members the reads of clients of this node. `engine.ahead` takes theirs.
-7. `MemberCommands` passes maintenance commands on. `engine.maintenance.commands_across_members` decides which.
+5. `Outbox` has a queue for each member, and one message to it under way: forgets, reads and orders.
+   `ForgetQueues` notifies all alive members of each write, before it is sent and after its answer. A gap in
+   its numbers makes everything doubtful that this node believed (`Beliefs`). `ReadsSender` reports in batches the reads
+   of clients of this node. `engine.ahead` takes theirs, and has the orders.
+6. `MemberCommands` passes maintenance commands on. `engine.maintenance.commands_across_members` decides which.
 """

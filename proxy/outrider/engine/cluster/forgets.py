@@ -1,8 +1,5 @@
 """Forgets: a write through any member makes all members that answer forget the name, before it is sent and after its
-answer.
-
-Each member has a queue, and one message to it is under way at a time: forgets that are queued meanwhile go in one
-message. Else a write would cost each member two signed requests, and the hellos would starve.
+answer. Forgets that are queued while a message is under way go in the next one.
 
 Forgets are numbered. A member that notices a gap missed a write, so that each version that it knows of is looked up
 again. A write goes on without a member that has not confirmed it in time. Such a member may serve the old version to
@@ -14,35 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import FORGET_PATH, FORGETS_MERGED_WIRE, Forget, Hello, forget_body
-from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
+from outrider.engine.cluster.outbox import Outbox, Outgoing
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics
-from outrider.ports import Name, PeerTransport
+from outrider.ports import Name
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.25
 """A write waits no longer for the members."""
-# A message that was not answered by then is given up.
-_PATIENCE_S = 2.0
-# While many write at once, messages are sent this far apart, times the members, and no farther apart than the most: to
-# all members in the same moments, since a write waits for the last of them. A message takes 0.25 ms of a core: so those
-# to all members take a quarter of one.
-_APART_S, _APART_MAX_S = 0.001, 0.1
 # Names in one message, unless one write has more: the receiver forgets them in a few milliseconds.
 _NAMES_MAX = 1000
-# A connection that was kept may break under the message, and so may the next one that was kept.
-_TRIES = 3
 
 
 class Beliefs:
@@ -86,47 +76,29 @@ class _Queued:
             self.settled.set()
 
 
-@dataclass(slots=True)
-class _Queue:
-    """The forgets that a member has not confirmed, those of the message under way included. `member`: as it was when
-    the last one was queued."""
-
-    member: Member
-    forgets: deque[_Queued] = field(default_factory=deque)
-
-    def batch(self) -> Sequence[_Queued]:
-        """Those that go in the next message: the numbers of a message have no gap. A member of 0.2 takes one at a
-        time."""
-        names_max = _NAMES_MAX if self.member.wire[1] >= FORGETS_MERGED_WIRE else 1
-        first, names = self.forgets[0], 0
-        batch: list[_Queued] = []
-        for each in self.forgets:
-            names += len(each.names)
-            follows = each.number == first.number + len(batch) and each.in_doubt == first.in_doubt
-            if batch and (names > names_max or not follows):
-                break
-            batch.append(each)
-        return batch
-
-
 class ForgetQueues:
     """Sends forgets to all members that answer, and receives theirs."""
 
+    path = FORGET_PATH
+
     def __init__(
-        self, boot: int, view: Callable[[], View], transport: PeerTransport, beliefs: Beliefs, runtime: Runtime,
+        self, boot: int, view: Callable[[], View], outbox: Outbox, beliefs: Beliefs, runtime: Runtime,
         metrics: Metrics,
     ) -> None:  # fmt: skip
         """`boot`: see `Hello`. `view`: the members of now."""
         self._boot = boot
         self._view = view
-        self._transport = transport
+        self._outbox = outbox
         self._beliefs = beliefs
         self._runtime = runtime
         self._metrics = metrics
+        self._late, self._acknowledged = (metrics.peers.forgets.labels(result) for result in ("late", "acknowledged"))
         self.last = 0
         """The number of the last forget that was sent, the same one for all members. The first one has number 1."""
-        # By the member's name. A queue is there while a task sends what is in it.
-        self._queues: dict[str, _Queue] = {}
+        # By the member's name: the forgets that it has not confirmed, those of the message under way included.
+        self._waiting: defaultdict[str, deque[_Queued]] = defaultdict(deque)
+        # The numbers of the last message that was written, and the message.
+        self._last_body = (0, 0), b""
         self._received = ReceivedForgets()
         self._looks = False
         self.on_unconfirmed: Callable[[Member], None] = lambda member: None
@@ -146,61 +118,56 @@ class ForgetQueues:
             return
         queued = _Queued(self.last, names, in_doubt, self._runtime.clock(), len(members))
         for member in members:
-            queue = self._queues.get(member.name)
-            if queue is None:
-                queue = self._queues[member.name] = _Queue(member)
-                self._runtime.spawn(self._send_all(queue), f"forgets to {member.name}")
-            queue.member = member
-            queue.forgets.append(queued)
+            self._waiting[member.name].append(queued)
+        self._outbox.send(self, members)
         await within(asyncio.ensure_future(queued.settled.wait()), WAIT_S, self._runtime)
 
-    async def _send_all(self, queue: _Queue) -> None:
-        """One message after the other, until the queue is empty or a message is given up."""
-        try:
-            while queue.forgets:
-                batch = queue.batch()
-                await self._send(queue.member, batch)
-                late = sum(self._runtime.clock() - each.queued_at > WAIT_S for each in batch)
-                self._metrics.peers.forgets.labels("late").inc(late)
-                self._metrics.peers.forgets.labels("acknowledged").inc(len(batch) - late)
-                for _ in batch:
-                    queue.forgets.popleft().settle()
-                if len(batch) > 1:
-                    apart_s = min(_APART_MAX_S, _APART_S * max(1, len(self._view().answering)))
-                    await self._runtime.sleep(apart_s - self._runtime.clock() % apart_s)
-        except PeerFailed as error:
-            log.debug("a member did not acknowledge a forget", extra={"peer": queue.member.name, "error": repr(error)})
-            self.on_unconfirmed(queue.member)
-        finally:
-            # All that are queued are given up with it: the hello states the last number.
-            del self._queues[queue.member.name]
-            self._metrics.peers.forgets.labels("unacknowledged").inc(len(queue.forgets))
-            for each in queue.forgets:
-                each.settle()
+    def next_for(self, member: Member) -> Outgoing | None:
+        """See `outbox.Notices`. The numbers of a message have no gap. A member of 0.2 takes one at a time."""
+        waiting = self._waiting.get(member.name)
+        if not waiting:
+            return None
+        names_max = _NAMES_MAX if member.wire[1] >= FORGETS_MERGED_WIRE else 1
+        first, names = waiting[0], 0
+        batch: list[_Queued] = []
+        for each in waiting:
+            names += len(each.names)
+            follows = each.number == first.number + len(batch) and each.in_doubt == first.in_doubt
+            if batch and (names > names_max or not follows):
+                break
+            batch.append(each)
+        return Outgoing(self._body(batch), partial(self._confirmed, member.name, batch), is_joined=len(batch) > 1)
 
-    async def _send(self, member: Member, batch: Sequence[_Queued]) -> None:
-        """Raises PeerFailed."""
+    def _body(self, batch: Sequence[_Queued]) -> bytes:
+        """The same message goes to most members."""
         first, last = batch[0], batch[-1]
-        names = tuple(dict.fromkeys(name for each in batch for name in each.names))
-        message = Forget(
-            self._view().me.name, self._boot, last.number, names, first.in_doubt,
-            None if first is last else first.number,
-        )  # fmt: skip
-        sending = asyncio.ensure_future(self._delivered(member, forget_body(message)))
-        if not await within(sending, _PATIENCE_S, self._runtime):
-            raise PeerFailed("late")
-        sending.result()
+        if self._last_body[0] != (first.number, last.number):
+            names = tuple(dict.fromkeys(name for each in batch for name in each.names))
+            message = Forget(
+                self._view().me.name, self._boot, last.number, names, first.in_doubt,
+                None if first is last else first.number,
+            )  # fmt: skip
+            self._last_body = (first.number, last.number), forget_body(message)
+        return self._last_body[1]
 
-    async def _delivered(self, member: Member, body: bytes) -> None:
-        """Raises PeerFailed."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                await self._transport.send(member, FORGET_PATH, body)
-            except PeerFailed as error:
-                if error.why != "broke" or not tries_left:
-                    raise
-            else:
-                return
+    def _confirmed(self, name: str, batch: Sequence[_Queued]) -> None:
+        late = sum(self._runtime.clock() - each.queued_at > WAIT_S for each in batch)
+        self._late.inc(late)
+        self._acknowledged.inc(len(batch) - late)
+        waiting = self._waiting[name]
+        for _ in batch:
+            waiting.popleft().settle()
+        if not waiting:
+            del self._waiting[name]
+
+    def gave_up(self, member: Member) -> None:
+        """See `outbox.Notices`. The hello that follows states the last number."""
+        waiting = self._waiting.pop(member.name, ())
+        if waiting:
+            self.on_unconfirmed(member)
+            self._metrics.peers.forgets.labels("unacknowledged").inc(len(waiting))
+        for each in waiting:
+            each.settle()
 
     # -- received -----------------------------------------------------------------------------------------------------
 

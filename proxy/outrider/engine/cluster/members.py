@@ -143,9 +143,11 @@ class LiveMembers:
 
     # -- for reads ----------------------------------------------------------------------------------------------------
 
-    def failed(self, member: Member, why: str) -> None:
+    def failed(self, member: Member, why: str, *, of_block: bool = True) -> None:
+        """A request failed. `of_block` False: one for a LIST, which says nothing of the blocks of the member."""
         self._metrics.peers.failures.labels(why).inc()
-        self.health.of(member.name).failed(why, self._runtime.clock())
+        if of_block:
+            self.health.of(member.name).failed(why, self._runtime.clock())
         if why in ("connect", "broke"):
             # Most likely it is away; a hello will show it.
             self._greet_soon(member.address)

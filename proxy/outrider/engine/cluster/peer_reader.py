@@ -49,7 +49,7 @@ class PeerReads:
         contents: ContentVerification, runtime: Runtime, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._members = members
-        self._requests = PeerRequests(members, transport, layout, runtime)
+        self.requests = PeerRequests(members, transport, layout, runtime)
         self._layout = layout
         self._versions = versions
         self._contents = contents
@@ -64,9 +64,9 @@ class PeerReads:
         if self._is_doubted(version, index):
             self.gave_up(version.ref, index, "doubted")
             return None
-        candidates = self._candidates(version.ref, index)
+        candidates = self.candidates(version.ref, index)
         if candidates:
-            return RequestedBlock(self._requests, self, version, index, candidates, is_remote=True)
+            return RequestedBlock(self.requests, self, version, index, candidates, is_remote=True)
         previous = self._previous(version, index)
         if previous is None:
             self.gave_up(version.ref, index, LEFT_OUT)
@@ -80,7 +80,7 @@ class PeerReads:
         member = self._previous_owner(version.ref, index)
         if member is None:
             return None
-        return RequestedBlock(self._requests, self, version, index, [member], is_remote=False)
+        return RequestedBlock(self.requests, self, version, index, [member], is_remote=False)
 
     def _previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
         """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
@@ -95,7 +95,7 @@ class PeerReads:
         key = self._layout.key(version, index)
         return (key.version_id, index) in self._refuted or self._contents.condemned_at(key.version_id) > 0
 
-    def _candidates(self, ref: ObjectRef, index: int) -> list[Member]:
+    def candidates(self, ref: ObjectRef, index: int) -> list[Member]:
         """The members to ask; none if this node is the first that acts for the block."""
         view = self._members.view
         found: list[Member] = []
@@ -137,7 +137,7 @@ class PeerReads:
     # -- for the version lookup: see `engine.read.version_from_peers` -------------------------------------------------
 
     def has_authority(self, ref: ObjectRef) -> bool:
-        return bool(self._candidates(ref, 0))
+        return bool(self.candidates(ref, 0))
 
     def had_authority(self, ref: ObjectRef) -> bool:
         return self._previous_owner(ref, 0) is not None
@@ -152,17 +152,17 @@ class PeerReads:
         )  # fmt: skip
         failure = PeerFailed("absent")
         previous = self._previous_owner(ref, 0) if only_if_cached else None
-        candidates = self._candidates(ref, 0) if not only_if_cached else [previous] if previous is not None else []
+        candidates = self.candidates(ref, 0) if not only_if_cached else [previous] if previous is not None else []
         for place, member in enumerate(candidates):
             async with AsyncExitStack() as stack:
                 try:
-                    begun = await stack.enter_async_context(self._requests.opened(member, read))
+                    begun = await stack.enter_async_context(self.requests.opened(member, read))
                 except PeerFailed as error:
                     failure = error
                     continue
                 reply, _ = begun
                 block = RequestedBlock(
-                    self._requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_cached,
+                    self.requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_cached,
                     begun=begun,
                 )  # fmt: skip
                 yield _Told(reply.confirmed, reply.extent, block)

@@ -46,6 +46,8 @@ class WatchedRead:
         """The head of the reply was received."""
         self.is_on_disk = False
         """The member has the whole block. Otherwise it may wait for the bucket itself."""
+        self.has_deadline = True
+        """By what the bucket needs for a body. Otherwise only a member that answers no hello is given up."""
         self.on_tick: Callable[[], None] | None = None
         """Called at each look at the reads under way."""
 
@@ -200,7 +202,7 @@ class PeerRequests:
         for read in list(self._under_way):
             if read.on_tick is not None:
                 read.on_tick()
-            if read.is_waiting and (why := self._missed(read, now)):
+            if read.is_waiting and read.has_deadline and (why := self._missed(read, now)):
                 read.end(PeerFailed(why))
             elif read.is_due(now) and read.member.name not in self._greeted:
                 self._greeted.add(read.member.name)

@@ -21,6 +21,8 @@ from outrider.core.cluster.messages import (
     DatasetShares,
     Forget,
     Hello,
+    ListedPage,
+    ListRequest,
     Notice,
     OrderNotice,
     Question,
@@ -108,6 +110,8 @@ class PeerService:
         """Called with the orders of clients of other members."""
         self.own_shares: Callable[[], Awaitable[Sequence[DatasetShare]]] | None = None
         """Reports what this member has of each dataset; None: not yet."""
+        self.list_page: Callable[[ListRequest], Awaitable[ListedPage]] | None = None
+        """Has a page of a LIST, or gets it from the bucket; None: not yet."""
 
     async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
         """Heed a message of a member. None: its answer is empty."""
@@ -122,6 +126,8 @@ class PeerService:
                 self.on_orders(message)
             case SharesRequest():
                 return DatasetShares(() if self.own_shares is None else tuple(await self.own_shares()))
+            case ListRequest():
+                return ListedPage() if self.list_page is None else await self.list_page(message)
             case Command():
                 take = self.look_up_cached if message.folder == "plan" else self.take_command
                 return CommandAnswer(error="the member is not ready") if take is None else await take(message)

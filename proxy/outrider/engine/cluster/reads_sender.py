@@ -6,37 +6,35 @@ go in one message. They are hints: one that is lost makes a prediction worse, an
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import READS_MAX, READS_PATH, BegunRead, ReadsNotice, notice_interval_s, reads_body
-from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
+from outrider.engine.cluster.outbox import Outbox, Outgoing
 from outrider.engine.tasks.runtime import Runtime
-from outrider.ports import PeerTransport
-
-log = logging.getLogger(__name__)
 
 
 class ReadsSender:
     """All on the engine's loop. `readers`: how many clients of this node read at a time."""
 
+    path = READS_PATH
+
     def __init__(
-        self, view: Callable[[], View], transport: PeerTransport, runtime: Runtime, readers: Callable[[], int]
-    ) -> None:
+        self, view: Callable[[], View], outbox: Outbox, runtime: Runtime, readers: Callable[[], int]
+    ) -> None:  # fmt: skip
         self._view = view
-        self._transport = transport
+        self._outbox = outbox
         self._runtime = runtime
         self._readers = readers
         # Reader, object, size and time. A planner takes 30 to 100 us for a read: more than these a second, of many
         # nodes, would take most of a core. The newest ones tell most.
         self._unsent: deque[tuple[str, ObjectRef, int, float]] = deque(maxlen=READS_MAX)
         self._is_sending = False
-        # Members that have not answered the last message.
-        self._sending: set[str] = set()
+        # The last message, by the members that lack it.
+        self._bodies: dict[str, bytes] = {}
 
     def opened(self, reader: str, ref: ObjectRef, size: int) -> None:
         """A client of this node began to read the object."""
@@ -60,14 +58,13 @@ class ReadsSender:
         reads = tuple(BegunRead(reader, ref, size, max(0.0, now - at)) for reader, ref, size, at in self._unsent)
         self._unsent.clear()
         body = reads_body(ReadsNotice(view.me.name, self._readers(), reads))
-        for member in view.alive.values():
-            if member.name not in self._sending:
-                self._sending.add(member.name)
-                task = self._runtime.spawn(self._send(member, body), f"reads to {member.name}")
-                task.add_done_callback(lambda _, name=member.name: self._sending.discard(name))  # type: ignore[misc]
+        self._bodies = dict.fromkeys(view.alive, body)
+        self._outbox.send(self, view.alive.values())
 
-    async def _send(self, member: Member, body: bytes) -> None:
-        try:
-            await self._transport.send(member, READS_PATH, body)
-        except PeerFailed as error:
-            log.debug("a member did not hear of reads", extra={"peer": member.name, "why": error.why})
+    def next_for(self, member: Member) -> Outgoing | None:
+        """See `outbox.Notices`."""
+        body = self._bodies.pop(member.name, None)
+        return None if body is None else Outgoing(body, lambda: None, repeats=False)
+
+    def gave_up(self, member: Member) -> None:
+        """See `outbox.Notices`. The next message takes the place of this one."""

@@ -19,7 +19,7 @@
    buffer. The first piece is the one that the first reader waits for: the tail of a block comes first, and its head by
    a second GET afterwards, or as soon as a reader wants it.
 6. A full buffer is written to the block's file by a thread. From then on, readers of these bytes get them from the
-   file, by `sendfile`. A `PartialBlock` knows which bytes of the block are on disk. After its first piece, a tail of
+   file, by `sendfile`. The flight knows how far they `reach`. After its first piece, a tail of
    many bytes is received and written by a thread (`IncomingBody.receive`), and the event loop hears how far it is.
 7. When all bytes are on disk, the writer commits the file, and the store has the block. Then the flight lands: it
    leaves the table, so that a reader finds the block in the store or in the table, never in neither.

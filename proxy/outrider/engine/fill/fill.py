@@ -162,7 +162,7 @@ class BlockFill:
     async def _failed(self, error: BaseException) -> None:
         # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
         lead = self._flights[0]
-        self._source.dropped("restart", sum(flight.partial.count for flight in self._flights if not flight.has_landed))
+        self._source.dropped("restart", sum(flight.written_bytes for flight in self._flights if not flight.has_landed))
         if isinstance(error, WrongDigest) and lead.peer is not None:
             lead.peer.refuted()
             # Readers may have some of the bytes: they are cut.
@@ -304,7 +304,7 @@ class BlockFill:
 
         await body.receive(flight.meta.extent.stop - body.position, sink, received)
         buffer.enter(flight, body.position)
-        if flight.partial.whole:
+        if flight.is_written:
             await self._land(flight)
 
     async def _land(self, flight: Flight) -> None:
@@ -315,7 +315,7 @@ class BlockFill:
 
     async def _write(self, buffer: _WriteBuffer) -> None:
         flight, offset, pieces, count = buffer.flight, buffer.offset, buffer.pieces, buffer.count
-        if not flight.partial.begun:
+        if not flight.written_bytes:
             # The disk's work takes the GIL for a while: the reader sends first what it was handed.
             if count == flight.meta.version.size <= _SMALL_BYTES:
                 await self._let_readers_ask(flight.slot)
@@ -330,7 +330,7 @@ class BlockFill:
         flight.advance(offset, count)
         self._written(buffer.waited_s, disk_s, count)
         buffer.empty()
-        if flight.partial.whole:
+        if flight.is_written:
             await self._land(flight)
 
     def _heed_verdict(self, flight: Flight) -> None:

@@ -48,19 +48,8 @@ class FillSlot:
     """
 
     __slots__ = (
-        "_scheduler",
-        "ahead",
-        "began",
-        "demand",
-        "held",
-        "is_received",
-        "left_bytes",
-        "more",
-        "purpose",
-        "received_bytes",
-        "tenant",
-        "waiter",
-        "work_bytes",
+        "_scheduler", "ahead", "began", "demand", "held", "is_received", "left_bytes", "more", "purpose",
+        "received_bytes", "tenant", "waiter", "work_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -198,6 +187,11 @@ class FillScheduler:
             self._admit_all()
 
     @property
+    def is_idle(self) -> bool:
+        """No slot is held or waited for."""
+        return not (any(self._held.values()) or self._demand.waiting or self._prefetch.waiting)
+
+    @property
     def is_short(self) -> bool:
         """Demand waits for a slot, and as many fills run as the settings allow at most."""
         return self._held[True] >= self._aimd.ceiling and bool(self._demand.waiting)
@@ -249,7 +243,7 @@ class FillScheduler:
 
     def small_received(self, after_s: float) -> None:
         """A small body was here `after_s` after it was requested."""
-        self._background_limit.small_received(after_s)
+        self._background_limit.small_received(after_s, self._clock())
 
     def alone_again(self) -> None:
         """A LIST of ours that shared the line with fills has ended."""

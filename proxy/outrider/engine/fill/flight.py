@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.partial_block import PartialBlock
 from outrider.core.errors import without_traceback
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.patience import Waiters
@@ -18,20 +17,26 @@ from outrider.ports import BlockWriter, Buffer, Lease
 
 class Flight:
     """The arrival of one block, from offset `start` to its end and then what lies before `start`. Bytes that are on
-    disk are read through `lease`; bytes that are not yet are handed out from memory by `bytes_at`."""
+    disk are read through `lease`; bytes that are not yet are handed out from memory by `bytes_at`.
+
+    Each of its two parts grows from its start: the head `[0, start)` and the tail `[start, length)`. Invariant:
+    0 <= head <= start <= tail <= length, and exactly `[0, head)` and `[start, tail)` are on disk.
+    """
 
     __slots__ = (
         "_end",
         "_error",
+        "_head",
+        "_tail",
         "_unwritten",
         "_waiters",
         "_writer",
         "has_landed",
         "head_wanted",
         "meta",
-        "partial",
         "peer",
         "slot",
+        "start",
         "waiters",
     )
 
@@ -44,8 +49,9 @@ class Flight:
         self.peer = peer
         self.waiters = Waiters() if waiters is None else waiters
         """The readers that follow the flight, or are about to: while there are any, its fill is tried again."""
-        self.partial = PartialBlock(meta.extent.length, start)
-        """The bytes that are on disk."""
+        assert 0 <= start < meta.extent.length, "it begins within the block"
+        self.start = self._tail = start
+        self._head = 0
         self.head_wanted = asyncio.Event()
         """A reader waits for what lies before `start`, or all the rest is here."""
         self.slot: FillSlot | None = None
@@ -63,7 +69,7 @@ class Flight:
     @property
     def begins_at(self) -> int:
         """The first of the object's bytes that is brought."""
-        return self.meta.extent.start + self.partial.start
+        return self.meta.extent.start + self.start
 
     @property
     def is_remote(self) -> bool:
@@ -82,7 +88,7 @@ class Flight:
 
     async def bytes_at(self, offset: int, *, promotes: bool = True) -> Buffer | None:
         """Wait until byte `offset` of the block is here. Returns bytes from there on that are not on disk yet; None:
-        they are on disk, and `partial` says how far. `promotes`: a reader waits, so that the fill becomes demand.
+        they are on disk, and `reach` says how far. `promotes`: a reader waits, so that the fill becomes demand.
 
         Raises:
             Signal: why the byte will never come.
@@ -94,9 +100,14 @@ class Flight:
                     return data
                 if start < offset < start + len(data):
                     return memoryview(data)[offset - start :]
-            if self.partial.reach(offset) > offset:
+            if self.reach(offset) > offset:
                 return None
             await self._change(offset, promotes=promotes)
+
+    def reach(self, offset: int) -> int:
+        """The end of the bytes that are on disk from `offset` on. A result of `offset` or less: its byte is not."""
+        # Behind a complete head the tail follows without a gap.
+        return self._tail if offset >= self.start or self._head == self.start else self._head
 
     def lease(self) -> Lease:
         """Good after the first byte arrived.
@@ -124,7 +135,7 @@ class Flight:
             raise without_traceback(self._error)
         if promotes and self.slot is not None:
             self.slot.promote()
-        if offset < self.partial.start:
+        if offset < self.start:
             self.head_wanted.set()
         # A future for each waiter: a waiter that is cancelled cancels no other.
         waiter = asyncio.get_running_loop().create_future()
@@ -135,6 +146,15 @@ class Flight:
             self._waiters.discard(waiter)
 
     # -- for the fill -----------------------------------------------------------------------------------------------
+
+    @property
+    def written_bytes(self) -> int:
+        return self._head + self._tail - self.start
+
+    @property
+    def is_written(self) -> bool:
+        """All its bytes are on disk."""
+        return self.written_bytes == self.meta.extent.length
 
     def begin(self, writer: BlockWriter) -> None:
         """The block has a file, which `writer` writes."""
@@ -149,7 +169,12 @@ class Flight:
     def advance(self, offset: int, count: int) -> None:
         """These bytes are on disk."""
         self._unwritten = [(start, data) for start, data in self._unwritten if not offset <= start < offset + count]
-        self.partial.add(offset, count)
+        if offset == self._tail and offset + count <= self.meta.extent.length:
+            self._tail += count
+        else:
+            assert offset == self._head, "each part grows without a gap"
+            assert offset + count <= self.start, "no byte comes twice"
+            self._head += count
         if self._waiters:
             self._wake()
 

@@ -8,55 +8,39 @@ LISTs. A write that bypasses the proxy shows when the LIST's time is up.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from operator import itemgetter
 
-from cachetools import LRUCache
-
 from outrider.core.cache.memory_budget import MemoryBudget
+from outrider.core.cluster.messages import ListedPage
 from outrider.core.model import Headers, ObjectRef
-from outrider.core.s3.headers import varies_with_clients
-from outrider.core.s3.list_amendment import Bounds, ListedFacts, amended, bounds, is_amendable
+from outrider.core.s3.headers import replayable, varies_with_clients
+from outrider.core.s3.list_amendment import ListedFacts, amended, is_amendable
 from outrider.core.s3.operation import Operation, Query, is_plain_list, without_tenant
-from outrider.engine.read.forget_log import ForgetLog
+from outrider.engine.listing.kept_pages import KeptPage, KeptPages, ListingKey, SentPage, may_show, prefix_of
+from outrider.engine.read.forget_log import ForgetLog, GenerationTimes
 from outrider.engine.read.version_rows import Mark
-from outrider.ports import Chunks, Clock, Name
+from outrider.ports import Buffer, Clock, Name
 
 # A page of 1,000 keys has some 300 KB of XML. With 1,000 keys of 1,024 escaped bytes each it has less than 4 MiB.
 _PAGE_BYTES_MAX = 4 * 1024 * 1024
+_USUAL_PAGE_BYTES = 300 * 1000
+
+# The rates of two clocks that NTP sets right differ by no more (500 ppm each: adjtimex(2)).
+_CLOCK_ERROR = 0.001
 
 # Writes that a page on its way is compared with. A page that more writes came past is not cached.
 _WRITES_MAX = 1000
 
-ListingKey = tuple[str, Query]
-
-
-# Objects that were written since a page was requested. With more of them a LIST costs less than a HEAD of each.
-_CHANGES_MAX = 8
 # Parameters that tell the pages of one LIST apart.
 _WAY_ON = {"continuation-token", "marker"}
 
 
-@dataclass
-class KeptPage:
-    """One page as the origin sent it, or would send it now but for the objects in `changed`."""
-
-    headers: Headers
-    body: bytes
-    mark: Mark
-    ttl_s: float
-    changed: set[str] = field(default_factory=set)
-    """The keys that were written since."""
-
-    def __post_init__(self) -> None:
-        self.bounds: Bounds | None = bounds(self.body)
-
-
 class ListCache:
-    """An LRU of pages, bounded by their bytes. Called from one thread."""
+    """Which pages may be served, and which may be kept. Called from one thread."""
 
     def __init__(
         self, ttl_of: Callable[[str], float | None], clock: Clock, capacity_bytes: int, memory: MemoryBudget
@@ -65,9 +49,10 @@ class ListCache:
         pages on their way to the client."""
         self._ttl_of = ttl_of
         self._clock = clock
-        self._pages: LRUCache[ListingKey, KeptPage] = LRUCache(capacity_bytes, getsizeof=lambda page: len(page.body))
+        self._pages = KeptPages(capacity_bytes)
         self._memory = memory
         self._generation = 0
+        self._times = GenerationTimes()
         self._forgotten = ForgetLog(10_000)
         # The objects that were written of late, each with its generation; and the last one that is not here any more.
         self._writes: deque[tuple[int, ObjectRef]] = deque()
@@ -75,19 +60,26 @@ class ListCache:
 
     def key_of(self, operation: Operation, headers: Headers) -> ListingKey | None:
         """The key of a LIST. None: the request is no plain LIST, or no rule lets the cache keep it."""
-        if not is_plain_list(operation, headers) or self._ttl(operation) is None:
+        if not is_plain_list(operation, headers):
             return None
         assert operation.bucket is not None
         # Sorted by name only, since the order of the values of a repeated parameter may matter.
-        return operation.bucket, tuple(sorted(operation.query, key=itemgetter(0)))
+        key = operation.bucket, tuple(sorted(operation.query, key=itemgetter(0)))
+        return None if self._ttl(key) is None else key
 
-    def _ttl(self, operation: Operation) -> float | None:
-        prefix = next((value for name, value in operation.query if name == "prefix"), "")
-        return self._ttl_of(f"{operation.bucket}/{prefix}")
+    def _ttl(self, key: ListingKey) -> float | None:
+        return self._ttl_of(f"{key[0]}/{prefix_of(key)}")
 
     def get(self, key: ListingKey) -> KeptPage | None:
         page = self._believed(key)
-        return None if page is None or page.changed else page
+        if page is None or page.changed:
+            return None
+        self._pages.used(key)
+        return page
+
+    def sent(self, page: KeptPage) -> SentPage | None:
+        """See `KeptPage.sent`."""
+        return page.sent(self._memory)
 
     def _believed(self, key: ListingKey) -> KeptPage | None:
         page = self._pages.get(key)
@@ -107,11 +99,13 @@ class ListCache:
         """Whether the name is in the range of the page before or after this one, or beyond that. By their tokens: with
         pages of an earlier walk over the same LIST there may be others in between."""
         own = page.bounds
-        for other, beside in self._pages.items():
-            if own is None or other == key or other[0] != key[0] or _walk_of(other) != _walk_of(key):
+        if own is None:
+            return False
+        for other in self._pages.with_prefix_of(key):
+            if other == key or other[0] != key[0] or _walk_of(other) != _walk_of(key):
                 continue
-            its = beside.bounds
-            if its is None or self._believed(other) is not beside:
+            beside = self._believed(other)
+            if beside is None or (its := beside.bounds) is None:
                 continue
             if name > own.last and own.way_on and own.way_on == _way_on_of(other) and its.first <= name:
                 return True
@@ -127,20 +121,22 @@ class ListCache:
         if page is None:
             return None
         body = None
-        if not any(self._was_written(ObjectRef(key[0], name), mark) for name in page.changed):
+        # The page may have been amended, or requested anew, while these facts were on their way.
+        names = {*page.changed, *facts}
+        if self._believes(key, mark) and not any(self._was_written(ObjectRef(key[0], name), mark) for name in names):
             body = amended(page.body, key[1], facts, partial(self._is_beside, key, page))
-        if body is None or len(body) > self._pages.maxsize:
-            self._pages.pop(key, None)
+        if body is None:
+            self._pages.drop(key)
             return None
-        headers = tuple((name, str(len(body)) if name == "content-length" else value) for name, value in page.headers)
-        amended_page = KeptPage(headers, body, page.mark, page.ttl_s)
-        self._pages[key] = amended_page
+        amended_page = KeptPage(page.headers, body, page.mark, page.ttl_s)
+        self._pages.keep(key, amended_page)
         return amended_page
 
     def _was_written(self, ref: ObjectRef, mark: Mark) -> bool:
         if mark.generation < self._writes_from:
             return True
-        return any(generation > mark.generation and name == ref for generation, name in self._writes)
+        names = (name for generation, name in self._writes if generation > mark.generation and name.key == ref.key)
+        return any(without_tenant(name.bucket) == without_tenant(ref.bucket) for name in names)
 
     def _believes(self, key: ListingKey, mark: Mark) -> bool:
         return self._forgotten.last(without_tenant(key[0])) <= mark.generation
@@ -149,35 +145,60 @@ class ListCache:
         """Whether an object that the page could show may have been written since its request."""
         if mark.generation < self._writes_from:
             return True
-        return any(generation > mark.generation and _may_show(key, name) for generation, name in self._writes)
+        return any(generation > mark.generation and may_show(key, name) for generation, name in self._writes)
 
     def mark(self) -> Mark:
         """The time and the generation of a request, to be taken before it is sent."""
         return Mark(self._generation, self._clock())
 
+    def take(self, key: ListingKey, mark: Mark, page: ListedPage) -> KeptPage | None:
+        """The page that a member had, which was requested at the time of `mark`. None: it is too old, or not whole, or
+        an object was written since the bucket had sent it."""
+        at = mark.at - page.age_s * (1 + _CLOCK_ERROR)
+        mark = Mark(self._times.at(at, self._generation), at)
+        unpacking = zlib.decompressobj()
+        try:
+            body = unpacking.decompress(page.packed, _PAGE_BYTES_MAX)
+        except zlib.error:
+            return None
+        ttl_s = self._ttl(key)
+        if unpacking.eof and ttl_s is not None and self._believes(key, mark) and not self._was_passed(key, mark):
+            self._pages.keep(key, KeptPage(page.headers, body, mark, ttl_s))
+        return self.get(key)
+
+    def age_s(self, page: KeptPage) -> float:
+        """For how long the page has been known."""
+        return self._clock() - page.mark.at
+
     def forget(self, name: Name) -> None:
         """A write is about to change the object, or any of the bucket's, or has changed it."""
-        self._generation += 1
+        self._begin_generation()
         if isinstance(name, str):
             self._forgotten.note(without_tenant(name), self._generation)
             return
         self._writes.append((self._generation, name))
         if len(self._writes) > _WRITES_MAX:
             self._writes_from, _ = self._writes.popleft()
-        for key in [key for key in self._pages if _may_show(key, name)]:
-            changed = self._pages[key].changed
-            changed.add(name.key)
-            if len(changed) > _CHANGES_MAX:
-                del self._pages[key]
+        self._pages.change(name)
+
+    def _begin_generation(self) -> None:
+        self._times.note(self._clock(), self._generation)
+        self._generation += 1
 
     def forget_all(self) -> None:
         """Writes may have been missed."""
-        self._generation += 1
+        self._begin_generation()
         self._forgotten.note_all(self._generation)
 
+    def has_room(self) -> bool:
+        """Whether a page of a usual length finds room in memory on its way: one that does not is not kept."""
+        has_room = self._memory.take(_USUAL_PAGE_BYTES)
+        self._memory.give_back(_USUAL_PAGE_BYTES if has_room else 0)
+        return has_room
+
     async def keeping(
-        self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: AsyncIterator[bytes]
-    ) -> Chunks:
+        self, key: ListingKey, mark: Mark, headers: Headers, chunks: AsyncIterator[Buffer]
+    ) -> AsyncGenerator[Buffer, None]:
         """Passes `chunks` on, and caches the page if it came complete and no write came in between.
 
         A page with a Content-Encoding is not cached: the next client may not accept that encoding. Nor is one that
@@ -192,10 +213,9 @@ class ListCache:
                 if whole:
                     body += chunk
                 yield chunk
-            ttl_s = self._ttl(operation)
-            whole = whole and len(body) <= self._pages.maxsize
+            ttl_s = self._ttl(key)
             if whole and ttl_s is not None and self._believes(key, mark) and not self._was_passed(key, mark):
-                self._pages[key] = KeptPage(headers, bytes(body), mark, ttl_s)
+                self._pages.keep(key, KeptPage(replayable(headers), bytes(body), mark, ttl_s))
         finally:
             self._memory.give_back(len(body))
 
@@ -208,10 +228,3 @@ def _walk_of(key: ListingKey) -> Query:
 def _way_on_of(key: ListingKey) -> str:
     """That place; empty: the LIST begins with the page."""
     return next((value for name, value in key[1] if name in _WAY_ON), "")
-
-
-def _may_show(key: ListingKey, name: ObjectRef) -> bool:
-    bucket, query = key
-    prefixes = [value for field, value in query if field == "prefix"] or [""]
-    # A store may take either of two prefixes.
-    return without_tenant(bucket) == without_tenant(name.bucket) and any(map(name.key.startswith, prefixes))

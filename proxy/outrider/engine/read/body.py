@@ -10,14 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import (
-    WINDOW_BLOCKS_MAX,
-    BlockRun,
-    Glances,
-    ReaderCount,
-    runs_ahead,
-    window_blocks,
-)
+from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, Glances, ReaderCount, runs_ahead, window_blocks
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity
@@ -245,7 +238,7 @@ class BodyRead:
                 # Else it may have been evicted since, and its file is closed.
                 if self._lease is not None:
                     return self._in_file(
-                        self._lease, flight.source, meta.extent.start + flight.partial.reach(offset)
+                        self._lease, flight.source, meta.extent.start + flight.reach(offset)
                     )  # fmt: skip
             self._lagged = self._flights.disk_lags
             self._leave_block()

@@ -40,7 +40,7 @@ class EarlyPiece:
     source: str = "flight"
 
 
-Piece = FilePiece | EarlyPiece | bytes
+Piece = FilePiece | EarlyPiece | Buffer
 """Plain bytes were relayed."""
 
 

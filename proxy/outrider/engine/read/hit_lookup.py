@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.engine.read.version_cache import VersionCache
+from outrider.core.model import BlockKey, Extent, ObjectRef
+from outrider.engine.read.version_cache import Known, VersionCache
 from outrider.pagecache import read_in_memory
 from outrider.ports import BlockStore, Clock, Lease, OpenBlock
 
@@ -21,16 +21,6 @@ _block_key: Callable[[tuple[bytes, int]], BlockKey] = partial(tuple.__new__, Blo
 
 Piece = tuple[Lease, int, int, int]
 """A leased block, the descriptor of its file, an offset in that file, and how many bytes to send from there."""
-
-
-@dataclass(slots=True)
-class Known:
-    """A version that was fresh when it was looked up; `HitLookup.is_current` says whether it still is."""
-
-    version: ObjectVersion
-    version_id: bytes
-    until: float
-    changes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +38,10 @@ class HitLookup:
     def __init__(self, layout: BlockLayout, versions: VersionCache, store: BlockStore, clock: Clock) -> None:
         self._layout = layout
         self._versions = versions
+        self.known: Callable[[ObjectRef], Known | None] = versions.look
+        """The version to answer from; None: the origin has to be asked first."""
         self._store = store
         self._clock = clock
-
-    def known(self, ref: ObjectRef) -> Known | None:
-        """The version to answer from; None: the origin has to be asked first."""
-        fresh = self._versions.look(ref)
-        if fresh is None:
-            return None
-        return Known(*fresh)
 
     @property
     def changes(self) -> int:

@@ -163,9 +163,9 @@ class ObjectReads:
         version = self._versions.fresh(ref)
         # A condition that fails on the version that is cached may hold on the version that the origin has: a client
         # that wrote past us asks for its new ETag. Only the origin refuses.
-        if version is not None and evaluate(headers, version) is Precondition.FAILED:
-            return None
-        return version
+        if version is None or CONDITIONALS.isdisjoint(headers):
+            return version
+        return None if evaluate(headers, version) is Precondition.FAILED else version
 
     async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
         """As `_fresh`, with the version's checksums where they are wanted and the origin states them."""
@@ -213,7 +213,7 @@ class ObjectReads:
         if extent.length == 0:
             return CacheStatus.HIT
         indexes = self._layout.indexes(extent)[:_STATUS_BLOCKS_MAX]
-        here = sum(self._store.has(BlockKey(vid, index)) for index in indexes)
+        here = sum([self._store.has(BlockKey(vid, index)) for index in indexes])
         if here == 0:
             return CacheStatus.MISS
         return CacheStatus.HIT if here == len(indexes) else CacheStatus.PARTIAL
@@ -273,6 +273,8 @@ def _extent_of(headers: Mapping[str, str], span: RangeSpec | None, version: Obje
 
 
 def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: CacheStatus) -> ReadAnswer | None:
+    if CONDITIONALS.isdisjoint(headers):
+        return None
     verdict = evaluate(headers, version)
     if verdict is Precondition.FAILED:
         raise PreconditionFailed

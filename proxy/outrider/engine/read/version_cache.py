@@ -4,9 +4,10 @@ doubtful."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.freshness import DOUBT_S, Freshness, is_fresh
 from outrider.core.cluster.peer_messages import Confirmed
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -27,9 +28,10 @@ AGE_UNKNOWN_S = 1e9
 _LISTS_PER_HEAD = 60
 
 
-class Fresh(NamedTuple):
+@dataclass(slots=True)
+class Known:
     """A version that may be served without asking until the clock says `until`, as long as `VersionCache.changes` is
-    `changes`."""
+    `changes`. `HitLookup.is_current` says whether that is so."""
 
     version: ObjectVersion
     version_id: bytes
@@ -50,7 +52,7 @@ class VersionCache:
         self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int,
         identify: Callable[[ObjectVersion], bytes] = lambda version: bytes(16),
     ) -> None:  # fmt: skip
-        """`identify`: see `Fresh.version_id`."""
+        """`identify`: see `Known.version_id`."""
         self._origin = origin
         self._freshness_of = freshness_of
         self._clock = clock
@@ -93,6 +95,8 @@ class VersionCache:
 
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
         """Whether an answer to a question put at `mark` holds: `ref` was not forgotten since."""
+        if mark.generation == self._generation and not self._doubted:
+            return True  # nothing was forgotten since
         if ":" in ref.bucket:
             ref = _without_tenant(ref)
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
@@ -112,7 +116,7 @@ class VersionCache:
         self._entries.use(row)
         return self._entries.version(row)
 
-    def look(self, ref: ObjectRef) -> Fresh | None:
+    def look(self, ref: ObjectRef) -> Known | None:
         """As `fresh`, without counting as a use for the LRU order."""
         # Read before the entry: a change in between makes the answer one that no longer holds.
         changes = self.changes
@@ -122,7 +126,7 @@ class VersionCache:
             return None
         freshness = self._freshness_of(ref)
         until = inf if freshness.ttl_s == inf else mark.at + freshness.ttl_s
-        return Fresh(*self._entries.look(row), until, changes)
+        return Known(*self._entries.look(row), until, changes)
 
     def _fresh_mark(self, ref: ObjectRef, row: int) -> Mark | None:
         """The mark of the object's entry; None: it is not fresh."""
@@ -163,7 +167,7 @@ class VersionCache:
         fresh, entry = self.look(ref), self._entries.get(ref)
         if fresh is None or entry is None:
             return None
-        return Confirmed(fresh.version, self._clock() - entry.known_mark.at, entry.lists_until > -inf)
+        return Confirmed(fresh.version, self._clock() - entry.known_mark.at, entry.settled_at > -inf)
 
     def learn(self, version: ObjectVersion, mark: Mark, *, settled: bool = False) -> None:
         """The origin answered with `version` to a question put at `mark`. `settled`: a later overwrite will have
@@ -177,8 +181,7 @@ class VersionCache:
             if entry.version.identity != version.identity:
                 self.on_other(version.ref)
         # An answer from before a write is kept as well. It is not fresh, but the next question may confirm it.
-        lists_until = mark.at + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if settled else -inf
-        self._enter(Entry(version, mark, lists_until), row)
+        self._enter(Entry(version, mark, mark.at if settled else -inf), row)
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. That is not remembered: the next read asks again."""
@@ -209,8 +212,7 @@ class VersionCache:
         known = self._entries.get(version.ref)
         if known is not None and not self._supersedes(known, Entry(version, mark), vouched=vouched):
             return
-        until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
-        self._enter(Entry(version, mark, until), self._entries.find(version.ref))
+        self._enter(Entry(version, mark, self._clock() if vouched else -inf), self._entries.find(version.ref))
 
     def expect(self, count: int) -> None:
         """See `ports.Versions`."""
@@ -223,19 +225,16 @@ class VersionCache:
         """As `recall` for each of many versions, by their packed forms."""
         if origin != self._origin:
             return
-        hashes = list(map(hash, refs))
-        met = self._entries.met(hashes)
-        if met or len(self._entries) + len(refs) > self._capacity:
-            for its, age_s, is_vouched in zip(packed, ages_s, vouched, strict=True):
-                self.recall(origin, Belief(unpack(its), age_s, is_vouched))
-            return
-        now = self._clock()
-        marks = {age_s: None if age_s is None else self._mark_before(age_s) for age_s in set(ages_s)}
-        self._entries.add_all(
-            hashes, packed, [marks[age_s] for age_s in ages_s],
-            [now + _LISTS_PER_HEAD * self._freshness_of(ref).ttl_s if is_vouched else -inf
-             for ref, is_vouched in zip(refs, vouched, strict=True)],
-        )  # fmt: skip
+        left: Iterable[int] = range(len(refs))
+        if len(self._entries) + len(refs) <= self._capacity:
+            now = self._clock()
+            marks = {age_s: None if age_s is None else self._mark_before(age_s) for age_s in set(ages_s)}
+            left = self._entries.add_all(
+                refs, packed, [marks[age_s] for age_s in ages_s],
+                [now if is_vouched else -inf for is_vouched in vouched],
+            )  # fmt: skip
+        for place in left:
+            self.recall(origin, Belief(unpack(packed[place]), ages_s[place], vouched[place]))
 
     def _supersedes(self, known: Entry, found: Entry, *, vouched: bool) -> bool:
         """Whether `found`, of which the start found one more block, takes the place of `known`."""
@@ -266,7 +265,12 @@ class VersionCache:
         if not self.believes(version.ref, entry.known_mark):
             return Belief(version)
         age_s = None if entry.mark is None else self._clock() - entry.mark.at
-        return Belief(entry.version, age_s, entry.lists_until > -inf)
+        return Belief(entry.version, age_s, entry.settled_at > -inf)
+
+    def confirmed_at(self, wall_clock: Clock, meta: BlockMeta) -> float:
+        """See `ports.Versions`."""
+        age_s = self.belief(meta.layout.origin, meta.version).age_s
+        return 0.0 if age_s is None else wall_clock() - age_s
 
     def listed(self, bucket: str, objects: Iterable[ListedObject], mark: Mark) -> None:
         """A LIST that was requested at `mark` shows these objects. It confirms an entry that has the listed version. An
@@ -294,8 +298,8 @@ class VersionCache:
                 self._change()
                 self._keep_from_recall(ref)
                 self.on_other(ref)
-            elif mark.at < entry.lists_until:
-                self._entries.confirm(row, mark, entry.lists_until)
+            elif mark.at < entry.settled_at + _LISTS_PER_HEAD * self._freshness_of(ref).ttl_s:
+                self._entries.confirm(row, mark, entry.settled_at)
 
     def _enter(self, entry: Entry, row: int) -> None:
         """`row`: that of the object, as it was found."""

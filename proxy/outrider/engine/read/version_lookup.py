@@ -65,8 +65,8 @@ class _VersionQuestion:
     """No reply had a version that may be overwritten without a change of its date."""
     waiters: Waiters = field(default_factory=Waiters)
     """Those for whom it is asked again while the origin is away."""
-    answer: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    boarded: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[ObjectVersion] = field(default_factory=asyncio.Future)
+    boarded: asyncio.Future[None] = field(default_factory=asyncio.Future)
     """The block that is filled has its flight, or will have none."""
 
     def settle(self, version: ObjectVersion) -> None:
@@ -393,9 +393,7 @@ class VersionLookup:
         self, question: _VersionQuestion, version: ObjectVersion, mark: Mark | None = None, settled: bool | None = None
     ) -> None:  # fmt: skip
         """`mark`, `settled` None: those of the question."""
-        self._versions.learn(
-            version, mark or question.mark, settled=question.settled if settled is None else settled
-        )  # fmt: skip
+        self._versions.learn(version, mark or question.mark, settled=question.settled if settled is None else settled)
         self.answers.seen(version)
         self._over(question)
         question.settle(version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.packed_version import PACKING, is_of, pack, unpack
-from outrider.core.rows import FreeRows, RowIndex, RowOrder
+from outrider.core.rows import FreeRows, RowIndex, RowOrder, without
 
 _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
@@ -34,8 +34,9 @@ class Entry:
     mark: Mark | None
     """The mark of the question that `version` answered. None: a start found the version on disk, and not when it was
     confirmed, or a LIST showed another one, so the origin must be asked in any mode of freshness."""
-    lists_until: float = -inf
-    """A LIST that was requested later does not confirm the version."""
+    settled_at: float = -inf
+    """When it was known last that no headers of the object have changed. For some time from then on a LIST confirms the
+    version; -inf: none does."""
 
     @property
     def known_mark(self) -> Mark:
@@ -54,7 +55,7 @@ class VersionRows:
         self._packed: list[bytes] = []
         self._generations = array("q")
         self._requested_at = array("d")
-        self._lists_until = array("d")
+        self._settled_at = array("d")
         # Zeros until the first read: a name takes as long to compute as all the rest of a lookup.
         self._ids = bytearray()
 
@@ -72,7 +73,7 @@ class VersionRows:
         return self.entry(self.find(ref))
 
     def entry(self, row: int) -> Entry | None:
-        return None if row < 0 else Entry(self.version(row), self.mark(row), self._lists_until[row])
+        return None if row < 0 else Entry(self.version(row), self.mark(row), self._settled_at[row])
 
     def version(self, row: int) -> ObjectVersion:
         return unpack(self._packed[row])
@@ -100,7 +101,7 @@ class VersionRows:
                 self._packed.append(packed)
                 self._generations.append(0)
                 self._requested_at.append(0.0)
-                self._lists_until.append(0.0)
+                self._settled_at.append(0.0)
                 self._ids += _NO_ID
             self._index.add(hash(ref), row)
             self._order.add(row)
@@ -108,34 +109,32 @@ class VersionRows:
             self._order.move_to_end(row)
         self._packed[row] = packed
         self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = _NO_ID
-        self.confirm(row, entry.mark, entry.lists_until)
+        self.confirm(row, entry.mark, entry.settled_at)
 
     def expect(self, count: int) -> None:
         """So many objects are to come."""
         self._index.reserve(len(self) + count)
 
-    def met(self, hashes: Sequence[int]) -> set[int]:
-        """The places of the objects, by their hashes, that may have a row, or come twice."""
-        return set(self._index.met(hashes))
-
-    def add_all(self, hashes: Sequence[int], packed: Sequence[bytes], marks: Sequence[Mark | None],
-                lists_until: Iterable[float]) -> None:  # fmt: skip
-        """Entries of other objects than those that are here, the last one used last."""
-        if not packed:
-            return
-        first = self._rows.take_many(len(packed))
+    def add_all(self, refs: Sequence[ObjectRef], packed: Sequence[bytes], marks: Sequence[Mark | None],
+                settled_at: Sequence[float]) -> list[int]:  # fmt: skip
+        """Entries, the last one used last. Returns the places of those that are left for `put`: their objects may be
+        here already, or come twice."""
+        first = self._rows.count
+        if left := self._index.add_new(list(map(hash, refs)), first):
+            packed, marks, settled_at = without(left, packed), without(left, marks), without(left, settled_at)
+        self._rows.take_many(len(packed))
         self._packed += packed
         self._generations.extend([_NO_MARK if mark is None else mark.generation for mark in marks])
         self._requested_at.extend([0.0 if mark is None else mark.at for mark in marks])
-        self._lists_until.extend(lists_until)
+        self._settled_at.extend(settled_at)
         self._ids += bytes(_ID_BYTES * len(packed))
-        self._index.add_all(hashes, first)
         self._order.add_all(first, len(packed))
+        return left
 
-    def confirm(self, row: int, mark: Mark | None, lists_until: float) -> None:
+    def confirm(self, row: int, mark: Mark | None, settled_at: float) -> None:
         """See `Entry`."""
         self._generations[row], self._requested_at[row] = (_NO_MARK, 0.0) if mark is None else mark
-        self._lists_until[row] = lists_until
+        self._settled_at[row] = settled_at
 
     def use(self, row: int) -> None:
         self._order.move_to_end(row)
@@ -150,7 +149,7 @@ class VersionRows:
     def pop_oldest(self) -> Entry:
         """The entry that was not used for longest."""
         row = self._order.first()
-        entry = Entry(self.version(row), self.mark(row), self._lists_until[row])
+        entry = Entry(self.version(row), self.mark(row), self._settled_at[row])
         self._drop(row, entry.version.ref)
         return entry
 

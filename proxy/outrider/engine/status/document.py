@@ -88,16 +88,16 @@ class StatusDocument:
 
     def __init__(
         self, process: Callable[[], Mapping[str, Any]], settings: Settings, metrics: Metrics, cache: Cache,
-        planner: Planner, overview: Overview, maintenance: Maintenance, cluster: ClusterPart | None = None,
-        tenants: TenantsPart | None = None,
+        learned: Callable[[], Planner], overview: Overview, maintenance: Maintenance,
+        cluster: ClusterPart | None = None, tenants: TenantsPart | None = None,
     ) -> None:  # fmt: skip
-        """`process`: the fields about the process and its S3 port. `cluster` None: the node is alone. `tenants` None:
-        clients are not distinguished."""
+        """`process`: the fields about the process and its S3 port. `learned`: see `Prefetch.learned`. `cluster` None:
+        the node is alone. `tenants` None: clients are not distinguished."""
         self._process = process
         self._settings = settings
         self._metrics = metrics
         self._cache = cache
-        self._planner = planner
+        self._learned = learned
         self._overview = overview
         self._maintenance = maintenance
         self._cluster = cluster
@@ -128,7 +128,7 @@ class StatusDocument:
         return {**self._overview.document(states, disks), "cluster": cluster, "disks": disks}
 
     def _service(self) -> dict[str, Any]:
-        store, metrics = self._cache.store, self._metrics
+        store, metrics, planner = self._cache.store, self._metrics, self._learned()
         return {
             "version": __version__,
             **self._process(),
@@ -147,12 +147,12 @@ class StatusDocument:
             "origin_bytes": metrics.value("outrider_origin_bytes_total"),
             "origin_requests": metrics.total("outrider_origin_requests_total"),
             "prefetch": {
-                "readers": self._planner.readers,
+                "readers": planner.readers,
                 "blocks": metrics.value("outrider_prefetched_blocks_total"),
-                "fetched_bytes": self._planner.fetched_bytes,
-                "wasted_bytes": self._planner.wasted_bytes,
-                "window_bytes": self._planner.outstanding.bytes,
-                "window_blocks": self._planner.outstanding.blocks,
+                "fetched_bytes": planner.fetched_bytes,
+                "wasted_bytes": planner.wasted_bytes,
+                "window_bytes": planner.outstanding.bytes,
+                "window_blocks": planner.outstanding.blocks,
                 "window_bytes_max": self._settings.prefetch_blocks * self._settings.block_size,
             },
             "hit_ratio_by_size": self._overview.hit_ratio_by_size(),

@@ -295,7 +295,11 @@ class Overview:
         dataset = self._planner.registry.find(name)
         if dataset is None:
             return Data(url)
-        return Data(url, data_bytes(dataset), any(epoch.order_known for epoch in dataset.epochs()))
+        whole = data_bytes(dataset)
+        return Data(
+            url, whole, any(epoch.order_known for epoch in dataset.epochs()),
+            is_cached=_is_all_known(dataset) and dataset.kept_bytes >= whole > 0,
+        )  # fmt: skip
 
 
 def _is_all_known(dataset: Dataset) -> bool:

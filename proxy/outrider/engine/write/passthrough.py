@@ -22,7 +22,7 @@ from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.write.upload import Upload
-from outrider.ports import Name, Origin, OriginReply, OriginRequest
+from outrider.ports import Buffer, Name, Origin, OriginReply, OriginRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,20 @@ class ForwardAnswer:
     length: int | None
     body: ForwardBody
     cache: CacheStatus = CacheStatus.BYPASS
-    """HIT: the LIST cache gave the answer, and the origin was not asked (see `listing.lists`)."""
+    """HIT: the LIST cache gave the answer, and the origin was not asked; PEER: another member (see `listing.lists`)."""
+
+    @property
+    def source(self) -> str:
+        """That of the bytes of its body."""
+        return {CacheStatus.HIT: "disk", CacheStatus.PEER: "peer"}.get(self.cache, "origin")
 
 
 class ForwardBody(Protocol):
     """The body of an answer, as it arrives. A Protocol, as LISTs come from their cache, too."""
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def __aiter__(self) -> AsyncIterator[Buffer]: ...
 
-    def __anext__(self) -> Awaitable[bytes]: ...
+    def __anext__(self) -> Awaitable[Buffer]: ...
 
     async def aclose(self) -> None: ...
 

@@ -18,11 +18,12 @@ from outrider.core.errors import S3Error, Signal, SlowDown
 from outrider.core.s3 import tar
 from outrider.core.s3.batch import Batch, BatchRead
 from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece
+from outrider.engine.read.object_read import CacheStatus
 from outrider.http.control.batch_objects import BatchObjects, Found, Opened
 
-CACHE_RECORD, STATUS_RECORD = "OUTRIDER.x-cache", "OUTRIDER.status"
-"""PAX records: of an object, how it was received (as `x-cache` of a GET); of a refusal, its status."""
-_HIT = ((CACHE_RECORD, "HIT"),)
+CACHE_RECORD, STATUS_RECORD = "comment", "OUTRIDER.status"
+"""PAX records: of an object that is no hit, how it was received (as `x-cache` of a GET); of a refusal, its status. tar
+warns of records that it does not know, and knows `comment`."""
 
 # A longer object goes from its file to the socket by itself.
 _GATHERED_BYTES = 64 * 1024
@@ -147,8 +148,7 @@ class BatchBody:
         self._objects.note(opened)
         if opened.error is not None and self._fails_whole:
             raise opened.error
-        record = (CACHE_RECORD, opened.cache.value) if opened.error is None else (STATUS_RECORD, str(opened.status))
-        head = tar.entry_head(_name_of(opened.read), opened.length, (record,))
+        head = tar.entry_head(_name_of(opened.read), opened.length, _records_of(opened))
         self._out.append((b"%x\r\n%b" % (tar.entry_bytes(head, opened.length), head), ()))
 
     async def _opened(self, number: int) -> Opened:
@@ -211,7 +211,7 @@ class BatchBody:
         if found is None or found.length > _GATHERED_BYTES:
             return False
         length = found.length
-        head = tar.entry_head(_name_of(read), length, _HIT)
+        head = tar.entry_head(_name_of(read), length)
         if not self._objects.read_into(found, self._buffer.room(head, length)):
             return False
         self._buffer.keep(read, len(head), length)
@@ -349,6 +349,12 @@ class _Buffer:
         view[stop:last] = b"\r\n" + end
         self._begin()
         return EarlyPiece(view[:last], "disk"), hits
+
+
+def _records_of(opened: Opened) -> tuple[tuple[str, str], ...]:
+    if opened.error is not None:
+        return ((STATUS_RECORD, str(opened.status)),)
+    return () if opened.cache is CacheStatus.HIT else ((CACHE_RECORD, opened.cache.value),)
 
 
 def _name_of(read: BatchRead) -> str:

@@ -21,9 +21,10 @@ from outrider.core.s3.operation import Operation, OperationKind
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
-from outrider.engine.read.hit_lookup import HitLookup, Known
+from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import CacheStatus, ObjectReads
 from outrider.engine.read.version_answers import NotCacheable
+from outrider.engine.read.version_cache import Known
 from outrider.engine.write.passthrough import ForwardBody, Passthrough
 from outrider.engine.write.upload import Upload
 from outrider.http.access import Access, Principal

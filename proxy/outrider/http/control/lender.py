@@ -38,7 +38,8 @@ from outrider.core.cache.loan_messages import (
 from outrider.core.memo import Memo
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.conditions import parse_http_date
-from outrider.engine.read.hit_lookup import HitLookup, Known, Lent
+from outrider.engine.read.hit_lookup import HitLookup, Lent
+from outrider.engine.read.version_cache import Known
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.wire.acceptor import Acceptor
 from outrider.metrics import Metrics

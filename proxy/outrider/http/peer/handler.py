@@ -15,7 +15,7 @@ from outrider.core.auth.peer_signature import PROOF, NotAMember, proof_of, verif
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.auth.verification import SignedRequest
 from outrider.core.cluster import messages, peer_wire
-from outrider.core.cluster.messages import Answer, Command, Forget, Hello, Notice, Question, SharesRequest
+from outrider.core.cluster.messages import Answer, Command, Forget, Hello, ListRequest, Notice, Question, SharesRequest
 from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Requester
 from outrider.core.cluster.replay_guard import ReplayGuard
@@ -124,6 +124,8 @@ class PeerHandler:
         self._reads_max = reads_max
         self.in_flight = 0
         """How many reads are under way."""
+        # LISTs under way, of which there may be half as many as reads.
+        self._lists = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -250,10 +252,20 @@ class PeerHandler:
         if message.sender != requester.name:
             raise Refused(400, "garbage")
         # A forget needs no list: one of a member that has just joined must not be lost, and it costs questions alone. A
-        # hello needs none, since a list may be late.
-        if kind not in (Hello, Forget, SharesRequest) and not self._is_member(requester.name):
+        # hello needs none, since a list may be late; nor does a page of a LIST, as no block does.
+        if kind not in (Hello, Forget, SharesRequest, ListRequest) and not self._is_member(requester.name):
             raise Refused(403, "stranger")
-        answer = await self._service.answer(message)
+        if kind is not ListRequest:
+            answer = await self._service.answer(message)
+        elif 2 * self._lists >= self._reads_max:
+            self._metrics.refused.labels("busy").inc()
+            return self._reply(wire, 503, ())
+        else:
+            self._lists += 1
+            try:
+                answer = await self._service.answer(message)
+            finally:
+                self._lists -= 1
         body = b"" if answer is None else encode(answer)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, ((peer_wire.FROM, this.name),), body), body)
 

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Protocol, runtime_checkable
 
 log = logging.getLogger("outrider.access")
 
@@ -42,9 +43,8 @@ class AccessLog:
     """Writes the lines in the order in which the requests ended."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._handler = _line_handler()
         self._flushing: asyncio.TimerHandle | None = None
-        self._write = _line_writer()
         self._second = 0
         self._clock_text = ""
         self.is_wanted: Callable[[], bool] = partial(log.isEnabledFor, logging.INFO)
@@ -73,11 +73,12 @@ class AccessLog:
 
     def _add(self, facts: str) -> None:
         """`facts`: the members of a JSON object."""
-        if self._write is None:
+        if self._handler is None:
             log.info("request", extra=json.loads(f"{{{facts}}}"))
             return
-        self._lines.append(f'{{"time": "{self._now_text()}", "level": "info", "event": "request", {facts}}}\n')
-        if len(self._lines) >= _LINES_MAX:
+        lines = self._handler.waiting
+        lines.append(f'{{"time": "{self._now_text()}", "level": "info", "event": "request", {facts}}}\n')
+        if len(lines) >= _LINES_MAX:
             self.flush()
         elif self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
@@ -86,9 +87,8 @@ class AccessLog:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if self._lines and self._write is not None:
-            self._write("".join(self._lines))
-        self._lines.clear()
+        if self._handler is not None:
+            self._handler.write_waiting()
 
 
 def subject_of(bucket: str, key: str) -> str:
@@ -106,9 +106,17 @@ def _sender(client: str, address: str, app: str) -> str:
     return json.dumps({"client": client, "address": address, **app_said(app)})[1:-1]
 
 
-def _line_writer() -> Callable[[str], None] | None:
-    """Writes lines past the logging module. None: the records would reach several handlers, or one that takes
-    no lines."""
+@runtime_checkable
+class _LineHandler(Protocol):
+    """Writes lines past the logging module: those in `waiting`, before the next record or by `write_waiting`."""
+
+    waiting: list[str]
+
+    def write_waiting(self) -> None: ...
+
+
+def _line_handler() -> _LineHandler | None:
+    """None: the records would reach several handlers, or one that takes no lines."""
     handlers: list[logging.Handler] = []
     logger: logging.Logger | None = log
     while logger is not None:
@@ -117,5 +125,5 @@ def _line_writer() -> Callable[[str], None] | None:
         logger = logger.parent if logger.propagate else None
     if len(handlers) != 1 or not log.isEnabledFor(logging.INFO):
         return None
-    writer: Callable[[str], None] | None = getattr(handlers[0], "write_lines", None)
-    return writer
+    handler: object = handlers[0]
+    return handler if isinstance(handler, _LineHandler) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.core.insight.usage import ReadUnderWay, Sums
@@ -94,7 +95,7 @@ class RequestRecorder:
         if end.batch is not None:
             self._count_batch(end, end.batch, seconds)
         elif end.operation is not None:
-            self._count_usage(end, end.operation, seconds)
+            self._metrics.uncounted.append(partial(self._count_usage, end, end.operation, seconds))
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
             self._count_failure(end)
         if self._access_log.is_wanted():

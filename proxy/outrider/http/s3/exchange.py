@@ -62,7 +62,8 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A request that the fast path understood but could not answer; its signature, where one is needed, was good.
+    """A request that the fast path understood but could not answer; its signature, where one is needed, was good. No
+    web page sent it. It has the headers of a plain read alone, each once, so that its framing is clear.
 
     All of it follows from `head`, the whole request as it came, and holds for these bytes alone. Grants are not part of
     it: the slow path checks them for every request.

@@ -134,7 +134,7 @@ class S3Handler:
             begun, caller.begun = caller.begun, None
             return self._resumed(exchange, begun)
         try:
-            if not request.body_exists:
+            if exchange.recognised is None and not request.body_exists:
                 # RFC 9110 section 10.1.1 asks for none of this. But botocore sends Expect without a body, and an old
                 # one (in awscli 1.46.2) takes a final answer without a 100 before it for an early answer: it keeps the
                 # status line for the next answer on the connection, and hangs there.
@@ -169,10 +169,10 @@ class S3Handler:
         return _error_reply(exchange, error, "", close=True, on_end=partial(self._ended, exchange))
 
     def _begin(self, request: BaseRequest, caller: Caller) -> Exchange:
-        headers = tuple(
+        headers = tuple([
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
             for name, value in request.raw_headers
-        )
+        ])  # fmt: skip
         wire = caller.wire
         exchange = Exchange(request, wire, headers, full_s=wire.full_s)
         exchange.away_s = min(max(0.0, exchange.started - wire.ended), AWAY_S_MAX)
@@ -187,17 +187,15 @@ class S3Handler:
 
     async def _answer(self, exchange: Exchange) -> WireReply:
         request = exchange.request
-        exchange.headers = well_framed(exchange.headers, request.version)
-        if request.method in _NOT_PASSED_ON:
-            raise BadRequest("S3 knows no such method.")
-        self._access.check_sender(exchange.headers)
+        if exchange.recognised is None:
+            self._check(exchange)
         named = dict(exchange.headers)
         target, host = request.raw_path, named.get("host", "")
         exchange.app = app_of(named.get("user-agent", ""))
         if (control := operations.control_request_of(request.method, target, host, self._domains)) is not None:
             return await self._answer_control(exchange, control)
         operation = exchange.classified(self._domains)
-        if is_form(operation, exchange.headers):
+        if operation.method == "POST" and is_form(operation, exchange.headers):
             return await self._post_form(exchange, operation)
         if request.method == "OPTIONS":
             exchange.operation, exchange.headers = operations.preflight_of(operation, exchange.headers)
@@ -218,6 +216,13 @@ class S3Handler:
                 self._services.warm(operation.ref)
             return await self._forward(exchange, operation, who)
         return await self._read(exchange, operation, who)
+
+    def _check(self, exchange: Exchange) -> None:
+        """Raises S3Error: its framing is ambiguous, its method unknown, or a web page sent it."""
+        exchange.headers = well_framed(exchange.headers, exchange.request.version)
+        if exchange.request.method in _NOT_PASSED_ON:
+            raise BadRequest("S3 knows no such method.")
+        self._access.check_sender(exchange.headers)
 
     async def _read(self, exchange: Exchange, operation: Operation, who: Principal) -> WireReply:
         exchange.requester = reader_name(who, exchange.wire.address, exchange.app)
@@ -271,7 +276,8 @@ class S3Handler:
 
     def _answered(self, exchange: Exchange, answer: ReadAnswer | ForwardAnswer) -> WireReply:
         exchange.cache = answer.cache
-        return self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
+        reply = self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
+        return reply if isinstance(answer, ReadAnswer) else reply.of_source(answer.source)
 
     def _reply(
         self, exchange: Exchange, status: int, headers: Headers, body: bytes | Body | None, length: int | None

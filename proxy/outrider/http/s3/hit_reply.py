@@ -9,7 +9,8 @@ from outrider.core.cache.block_file import PAGE_BYTES, SMALL_BYTES
 from outrider.core.model import Headers, ObjectVersion
 from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Operation
-from outrider.engine.read.hit_lookup import Known, Piece
+from outrider.engine.read.hit_lookup import Piece
+from outrider.engine.read.version_cache import Known
 from outrider.http.record.hit_counts import Tallies
 from outrider.http.wire.sender import SocketSender
 from outrider.pagecache import in_memory, read_in_memory

@@ -62,6 +62,12 @@ class WireReply(StreamResponse):
         self._on_end = on_end
         self._rest = rest
         self._is_in_chunks = is_in_chunks
+        self._source = "origin"
+
+    def of_source(self, source: str) -> WireReply:
+        """The same reply: that is the source of its plain bytes."""
+        self._source = source
+        return self
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
         """Sends nothing: `write_eof` sends head and body together, so that both may share a segment."""
@@ -131,7 +137,7 @@ class WireReply(StreamResponse):
                 )
                 count, source = piece.sent, piece.source
             else:
-                data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")
+                data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, self._source)
                 if chunked or not head:
                     await wire.send(head, more=True)
                     await self._send_bytes(data, chunked=chunked)

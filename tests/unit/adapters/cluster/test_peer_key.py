@@ -84,11 +84,18 @@ async def test_a_changed_file_counts_and_a_wrong_one_does_not(tmp_path: Path) ->
             await once()
             assert list(key.accepted) == [NEW]
             await once()
+            key_file(tmp_path, "short")
+            await once()
+            key_file(tmp_path, NEW)
+            for _ in range(2):
+                await once()
     assert [record.getMessage() for record in records] == [
         "changed file was read",
         "changed file is wrong, its last content counts",
         "changed file is wrong, its last content counts",
         "changed file was read",
+        "changed file is wrong, its last content counts",
+        "changed file is as it was before it was wrong",
     ]
 
 

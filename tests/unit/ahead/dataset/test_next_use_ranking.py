@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -54,12 +55,24 @@ class Reading:
     def farthest(self, now: float = 0.0) -> list[int]:
         return [cached.index for _, cached in self.next_use.farthest(now)]
 
+    @contextmanager
+    def ranked_by_an_epoch(self) -> Iterator[None]:
+        """Without an epoch, a search for the farthest does not go by the ranks."""
+        if self.jobs.epochs():
+            yield
+            return
+        self.add_job("of now").epochs = [self.epoch]
+        yield
+        del self.jobs.jobs["of now"]
+        self.jobs.forget_epochs()
+
     def holds(self) -> None:
         """The invariant of `NextUse`."""
         ranked = self.next_use
         victims = [cached for cached in ranked.objects.values() if not cached.aside]
         by_rank = sorted(victims, key=lambda cached: (cached.rank, cached.index), reverse=True)
-        assert list(reversed(ranked._ranked)) == [cached.index for cached in by_rank]
+        with self.ranked_by_an_epoch():
+            assert self.farthest() == [cached.index for cached in by_rank]
         assert Counter(ranked.recent) == Counter(cached.index for cached in victims)
         assert all(cached.index == index for index, cached in ranked.objects.items())
 

@@ -15,13 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.ahead.dataset import registry as registry_module
 from outrider.core.ahead.dataset import templates as templates_module
-from outrider.core.ahead.dataset.templates import Templates, template_of
+from outrider.core.ahead.dataset.templates import Templates, prefix_of, template_of
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
+from tests.support.held_memory import held_bytes
 from tests.support.trials import SCALE
 
 MIB = 2**20
@@ -55,9 +57,28 @@ NAMES: dict[str, Callable[[int], str]] = {
     (f"12345678-1234-1234-1234-12345678901f{'f' * 15}7.jpg", "{}{}.jpg"),
     (f"x{'f' * 30}12345678-1234-1234-1234-123456789012.jpg", "x{}-{}-{}-{}-{}.jpg"),
     (f"a/xyz/ab/c/{'f' * 15}7", "a/xyz/{}/{}/{}"), (f"ab/cd//{'0' * 16}", "ab/cd//{}"),
+    ("train/imagenet-train-000123.tar", "train/imagenet-train-{}.tar"),
+    ("n01440764/n01440764_10026.JPEG", "n{}/n{}_{}.JPEG"),
+    ("v1/part-7.tar", "v1/part-{}.tar"),
+    ("train2/x-12.tar.gz", "train2/x-{}.tar.gz"),
+    ("a/b/cat.jpg", "a/b/*.jpg"),
+    ("a/README", "a/*"),
+    ("k/123e4567-e89b-12d3-a456-426614174000.parquet", "k/{}.parquet"),
+    ("shard.00001.mds", "shard.{}.mds"),
+    ("data/0a/f3/0af3c29be1d04455aa17.bin", "data/{}/{}/{}.bin"),
+    ("data/b/bcd/0af3c29be1d04455aa17.bin", "data/{}/{}/{}.bin"),
+    ("files/md5/ab/0af3c29be1d04455aa17", "files/md5/{}/{}"),
+    ("data/ab/train/0af3c29be1d04455aa17.bin", "data/ab/train/{}.bin"),
+    ("data/ab/part-1.tar", "data/ab/part-{}.tar"),
 ])  # fmt: skip
 def test_the_numbers_that_vary_within_a_dataset(key: str, template: str) -> None:
     assert template_of(key) == template
+    assert key.startswith(prefix_of(template))
+
+
+@given(st.text(max_size=40))
+def test_any_key_has_a_template_and_is_under_its_prefix(key: str) -> None:
+    assert key.startswith(prefix_of(template_of(key)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,20 +206,22 @@ def test_a_key_begins_with_the_prefix_of_its_dataset(keys: list[str], seed: int)
 
 
 def test_the_places_that_are_remembered_are_bounded() -> None:
-    templates = Templates()
-    for number in range(2 * PLACES_MAX):
+    templates, held = Templates(), []
+    for number in range(4 * PLACES_MAX):
         templates.of("b", f"{digest(number).hex()[:8]}x/{digest(number).hex()[:7]}.{number % 977}x")
-    assert max(len(templates._variants), len(templates._merged), len(templates._merged_beside)) <= PLACES_MAX
+        if number in (2 * PLACES_MAX, 4 * PLACES_MAX - 1):
+            held.append(held_bytes(templates))
+    assert held[1] < 1.1 * held[0]
 
 
 def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates_module, "_SINGLE_KEYS_MAX", 1000)
-    templates = Templates()
+    templates, held = Templates(), []
     for number in range(5000):
         templates.of("b", f"flat/{number % 200}/x{digest(number).hex()[:7]}.{number % 699}x")
-        if number % 100 == 0:
-            held = sum(bool(key) for variants in templates._variants.values() for key in variants.only_key.values())
-            assert held == templates._single_keys <= 1000
+        if number in (500, 4999):
+            held.append(held_bytes(templates))
+    assert held[1] < 1.1 * held[0]
 
 
 def test_a_dataset_of_its_own_beside_single_names_is_remembered_longest() -> None:
@@ -400,11 +423,12 @@ def test_an_object_handed_out_before_a_merger_lands_as_handed_out(monkeypatch: p
         assert planner.outstanding.blocks == 0
 
 
-def test_single_names_are_merged_at_the_bound_of_datasets_too() -> None:
+def test_single_names_are_merged_at_the_bound_of_datasets_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_DATASETS_MAX", 1024)
     planner = Planner(1000 * MIB, MIB)
     for number in range(ODD_NAMES_MAX):
         read(planner, f"clips/{clip(number)}", 0.001 * number)
-    for number in range(4096 - ODD_NAMES_MAX):
+    for number in range(1024 - ODD_NAMES_MAX):
         read(planner, f"only.{'abcdefghij'[number % 10]}{number}x", 1.0 + 0.001 * number)
     read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 10.0)
     assert {dataset.template: len(dataset.names.keys) for dataset in planner.registry.datasets()}[
@@ -446,6 +470,7 @@ def test_single_names_are_prefetched_as_well_as_numbered_names(kind: OrderKind) 
         spec = JobSpec("train", shards, order_of(kind, list(range(shards.count)), 4, 1), 3, 50.0 * MIB, "10.0.0.1")
         return Simulation(Machine(shards.count * shards.size // 4, 1.3 * 4 * 50.0 * MIB), "epoch", [spec]).run()
 
-    numbered, odd = epochs(Shards(1000, 32 * MIB, "train")), epochs(OddShards(1000, 32 * MIB, "train"))
+    numbered, odd = epochs(Shards(300, 32 * MIB, "train")), epochs(OddShards(300, 32 * MIB, "train"))
     for epoch, other in zip(numbered, odd, strict=True):
-        assert other.hit_ratio >= epoch.hit_ratio - 0.02
+        # In the first epoch so many names are read before they are merged.
+        assert other.hits >= epoch.hits - (ODD_NAMES_MAX if epoch.number == 1 else 0.02 * epoch.opened)

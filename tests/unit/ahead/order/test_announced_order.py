@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def test_each_place_of_a_told_agenda_has_a_share(steps: list[tuple[str, set[int]
             told.expect(indexes)
         else:
             withdraw(told, indexes)
-        shares = [] if told.announced_order is None else list(told.announced_order._shares)
+        shares = [] if told.announced_order is None else list(deepcopy(told.announced_order).cut(0.0)[1])
         assert shares == sorted(shares)
         assert told.announced_order is None or len(shares) == len(told.agenda)
         assert [told.place[index] for index in told.agenda] == list(range(len(told.agenda)))

@@ -11,11 +11,9 @@ from itertools import cycle, pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.dataset.templates import prefix_of, template_of
+from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.planner import Planner
@@ -24,31 +22,6 @@ from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 MIB = 2**20
 COUNT = 200
 KEYS = [f"train/part-{i:05d}.tar" for i in range(COUNT)]
-
-
-@pytest.mark.parametrize(("key", "template"), [
-    ("train/imagenet-train-000123.tar", "train/imagenet-train-{}.tar"),
-    ("n01440764/n01440764_10026.JPEG", "n{}/n{}_{}.JPEG"),
-    ("v1/part-7.tar", "v1/part-{}.tar"),
-    ("train2/x-12.tar.gz", "train2/x-{}.tar.gz"),
-    ("a/b/cat.jpg", "a/b/*.jpg"),
-    ("a/README", "a/*"),
-    ("k/123e4567-e89b-12d3-a456-426614174000.parquet", "k/{}.parquet"),
-    ("shard.00001.mds", "shard.{}.mds"),
-    ("data/0a/f3/0af3c29be1d04455aa17.bin", "data/{}/{}/{}.bin"),
-    ("data/b/bcd/0af3c29be1d04455aa17.bin", "data/{}/{}/{}.bin"),
-    ("files/md5/ab/0af3c29be1d04455aa17", "files/md5/{}/{}"),
-    ("data/ab/train/0af3c29be1d04455aa17.bin", "data/ab/train/{}.bin"),
-    ("data/ab/part-1.tar", "data/ab/part-{}.tar"),
-])  # fmt: skip
-def test_a_key_has_a_template_and_the_template_a_prefix_to_list(key: str, template: str) -> None:
-    assert template_of(key) == template
-    assert key.startswith(prefix_of(template))
-
-
-@given(st.text(max_size=40))
-def test_any_key_has_a_template_and_is_under_its_prefix(key: str) -> None:
-    assert key.startswith(prefix_of(template_of(key)))
 
 
 class Jobs:
@@ -171,7 +144,7 @@ def test_a_dataset_that_was_forgotten_except_for_cached_objects_is_learned_anew_
     jobs = Jobs()
     jobs.read(SHUFFLED[:20])
     jobs.came(150)
-    jobs.planner.registry._forget_oldest(Dataset("b", "another"))
+    jobs.planner.registry.forget_oldest(Dataset("b", "another"))
     jobs.read([5, 0, 8, 3])
     jobs.planner.discovery.listed("b", [(key, MIB) for key in KEYS[:100]])
     assert jobs.wanted()
@@ -469,20 +442,9 @@ def test_a_stored_order_that_has_an_object_twice_is_refused() -> None:
         Jobs().planner.registry.restore(zlib.compress(json.dumps(said).encode()))
 
 
-def test_names_are_remembered_up_to_a_bound() -> None:
-    planner = Planner(MIB, MIB, keys_max=1000)
-    for i in range(5000):
-        ref = ObjectRef("b", f"set-{'abcdefghij'[i % 10]}/{i:06d}.tar")
-        planner.requested("a", ref, MIB, Extent(0, MIB), i * 0.01)
-        planner.sent("a", ref, i * 0.01)
-        assert len(planner.registry) <= 1000
-    planner.discovery.listed("b", [(f"huge/{i:06d}", 1) for i in range(2000)])
-    assert len(planner.registry) <= 1000
-
-
 def test_many_names_that_are_read_take_bounded_memory() -> None:
     """Names and epochs; `tests.bench.ahead_events` measures a million. The active readers are not counted."""
-    count = 40_000
+    count = 10_000
     tracemalloc.start()
     try:
         planner = Planner(MIB, MIB)

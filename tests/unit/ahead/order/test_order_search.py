@@ -25,6 +25,8 @@ from tests.support.trials import SCALE, rounds
 
 RATE = 2e6
 COUNT = 1501
+# A simulated read takes a hundred times as long as one of `Sampled`.
+SIMULATED = COUNT if SCALE > 1 else 601
 
 
 def drawn_order(draw: Draw, count: int) -> list[int]:
@@ -32,7 +34,7 @@ def drawn_order(draw: Draw, count: int) -> list[int]:
 
 
 def sampled(
-    count: int = COUNT, *, batch: int = 32, workers: int = 1, rank: int = 0, ranks: int = 1, padded: bool = True,
+    count: int = SIMULATED, *, batch: int = 32, workers: int = 1, rank: int = 0, ranks: int = 1, padded: bool = True,
     drop_last: bool = False, draw: Callable[[int, int], Draw] = lambda epoch, count: Draw(7 + epoch),
 ) -> Order:  # fmt: skip
     """The reads of the workers of one rank's data loader, in batches of its sampler's order."""
@@ -51,14 +53,14 @@ def sampled(
 
 
 def a_job(
-    order: Order, *, count: int = COUNT, name: str = "train", client: str = "10.0.0.1", epochs: int = 3
+    order: Order, *, count: int = SIMULATED, name: str = "train", client: str = "10.0.0.1", epochs: int = 3
 ) -> JobSpec:
     return JobSpec(name, Shards(count, SIZE), order, epochs, RATE, client)
 
 
-def simulated(jobs: list[JobSpec], readers: int, cache_part: float = 0.1, step_s: float = 0.001) -> list[EpochResult]:
+def simulated(jobs: list[JobSpec], readers: int) -> list[EpochResult]:
     """The origin gives 1.3 times the bandwidth that the readers need."""
-    machine = Machine(int(cache_part * jobs[0].shards.count * SIZE), 1.3 * RATE * readers, step_s=step_s)
+    machine = Machine(int(0.1 * jobs[0].shards.count * SIZE), 1.3 * RATE * readers)
     return Simulation(machine, "epoch", jobs).run()
 
 
@@ -74,7 +76,7 @@ def of_the_loaders_generator(epoch: int, count: int) -> Draw:
 WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
     "a sampler": {},
     "workers": {"workers": 4},
-    "large batches": {"workers": 4, "batch": 128},
+    "large batches": {"workers": 4, "batch": SIMULATED // 12},
     "set_epoch forgotten": {"draw": lambda epoch, count: Draw(7)},
     "a generator": {"draw": of_one_generator, "workers": 2},
     "the loader's generator": {"draw": of_the_loaders_generator, "workers": 2},
@@ -98,41 +100,27 @@ def test_a_new_seeded_order_each_epoch_is_predicted_as_well_as_a_told_one(world:
 
 
 @pytest.mark.parametrize(
-    ("one_client", "drop_last"),
-    [(one, drops) for one in (True, False) for drops in (False, True) if SCALE > 1 or one != drops],
+    ("one_client", "padded"),
+    [(one, pads) for one in (True, False) for pads in (True, False) if SCALE > 1 or one == pads],
 )
-def test_the_ranks_of_a_run_are_recognised_by_their_shares(one_client: bool, drop_last: bool) -> None:
-    """DistributedSampler: each rank has an address of its own, or all ranks of a node have one."""
+def test_the_ranks_of_a_run_are_recognised_by_their_shares(one_client: bool, padded: bool) -> None:
+    """DistributedSampler: each rank has an address of its own, or all ranks of a node have one.
+
+    One rank may be a batch ahead of another by the time that the search takes. It is not taken for two workers.
+    """
     jobs = [
         a_job(
-            sampled(1203, workers=2, rank=rank, ranks=4, padded=not drop_last, drop_last=drop_last),
+            sampled(1203, workers=2, rank=rank, ranks=4, padded=padded, drop_last=not padded),
             name=f"rank {rank}", count=1203, client="node" if one_client else f"10.0.0.{rank}",
         )
         for rank in range(4)
     ]  # fmt: skip
     epochs = simulated(jobs, 8)
-    assert min(epoch.hit_ratio for epoch in epochs if epoch.number == 1) > 0.6
-    assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
-
-
-def test_a_worker_that_was_held_up_is_not_taken_for_two_where_the_known_dealing_explains_all_reads() -> None:
-    """By the time that the search takes here, one rank is a batch ahead of another."""
-    jobs = [
-        a_job(sampled(2003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=2003, client="node")
-        for rank in range(4)
-    ]
-    epochs = simulated(jobs, 8, step_s=0.0002)
-    assert min(epoch.hit_ratio for epoch in epochs if epoch.number > 1) > 0.94
-
-
-def test_padding_that_some_ranks_read_again_begins_no_new_epoch() -> None:
-    jobs = [
-        a_job(sampled(1003, workers=2, rank=rank, ranks=4), name=f"rank {rank}", count=1003, client="node")
-        for rank in range(4)
-    ]
-    epochs = simulated(jobs, 8)
-    assert min(epoch.hit_ratio for epoch in epochs if epoch.number == 3) > 0.98
-    assert max(epoch.waste for epoch in epochs if epoch.number == 3) < 0.01
+    first, second, third = ([epoch for epoch in epochs if epoch.number == number] for number in (1, 2, 3))
+    assert min(epoch.hit_ratio for epoch in first) > 0.6
+    assert min(epoch.hit_ratio for epoch in second) > 0.94
+    assert min(epoch.hit_ratio for epoch in third) > (0.98 if padded else 0.94)
+    assert not padded or max(epoch.waste for epoch in third) < 0.01, "no epoch begins with padding that is read again"
 
 
 def test_for_one_rank_of_many_no_objects_of_the_others_are_prefetched() -> None:
@@ -147,9 +135,9 @@ def test_for_one_rank_of_many_no_objects_of_the_others_are_prefetched() -> None:
 def test_for_some_ranks_of_many_no_objects_of_the_others_are_prefetched() -> None:
     """Two of eight ranks behind one proxy look like workers with batches of two. The objects between theirs are not
     prefetched."""
-    jobs = [a_job(sampled(2001, rank=rank, ranks=8), count=2001, name=f"rank {rank}", client="node") for rank in (2, 3)]
+    jobs = [a_job(sampled(1201, rank=rank, ranks=8), count=1201, name=f"rank {rank}", client="node") for rank in (2, 3)]
     of_all = sum(epoch.origin_bytes for epoch in simulated(jobs, 2))
-    with_chance = [replace(job, order=chance_of(sampled(2001, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
+    with_chance = [replace(job, order=chance_of(sampled(1201, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
     assert of_all < 1.1 * sum(epoch.origin_bytes for epoch in simulated(with_chance, 2))
 
 
@@ -158,14 +146,14 @@ def chance_of(order: Order) -> Order:
 
     @cache
     def name_of(epoch: int) -> list[int]:
-        return Random(f"{epoch}").sample(range(2001), 2001)
+        return Random(f"{epoch}").sample(range(1201), 1201)
 
     return lambda epoch: [[name_of(epoch)[number] for number in its] for its in order(epoch)]
 
 
 def test_the_search_changes_nothing_for_random_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[tuple[float, float]]:
-        order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(COUNT), COUNT)]  # noqa: E731
+        order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(SIMULATED), SIMULATED)]  # noqa: E731
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order, epochs=2)], 1)]
 
     with_it = told()
@@ -380,7 +368,7 @@ def test_reads_refute_a_drawn_order_of_a_small_dataset_as_soon_as_of_a_large_one
 
 def test_orders_without_a_seed_are_learned_after_orders_with_one() -> None:
     chosen = sampled(draw=lambda epoch, count: Draw(7 + epoch))
-    repeated = Random("no seed").sample(range(COUNT), COUNT)
+    repeated = Random("no seed").sample(range(SIMULATED), SIMULATED)
     epochs = simulated([a_job(lambda epoch: chosen(epoch) if epoch < 3 else [repeated], epochs=7)], 1)
     assert epochs[2].hit_ratio > 0.99
     assert epochs[3].hit_ratio < 0.5, "the seed is not known the first time"
@@ -429,12 +417,12 @@ def test_a_hint_that_replaces_a_withdrawn_one_during_the_search_for_workers_hold
 def test_the_search_runs_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes about 0.1 ms. Longer steps would hold up readers."""
     monkeypatch.setattr(order_search, "Seeds", Seeds)
-    count = 50_000
+    count = 10_000
     read = Sampled(count)
-    order = drawn_order(Draw(600), count)
+    order = drawn_order(Draw(100), count)
     read.read(order[:16])
     steps = sum(1 for _ in read.steps())
-    assert steps > 600 + count / 512 + 2 * count / 1024, "a step for each seed, and for each piece of the order"
+    assert steps > 100 + count / 512 + 2 * count / 1024, "a step for each seed, and for each piece of the order"
     assert read.expected == order
 
 

@@ -1,6 +1,6 @@
 """The seed search for PyTorch's samplers, and the orders that they draw from a seed.
 
-`tests/server/test_sampled_orders.py` compares the numbers with those of torch itself.
+`tests/server/test_torch_sampler_orders.py` compares the numbers with those of torch itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from outrider.core.ahead.order.torch_sampler import (
     turn_of,
 )
 from tests.support.planner import beside_each_other
+from tests.support.seeds import ALL_SEEDS
 from tests.support.trials import SCALE, rounds
-from tests.unit.ahead.conftest import SEEDS
 
 COUNT = 5000
 TORCH_0 = [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
@@ -65,36 +65,36 @@ def test_the_shares_of_all_ranks_are_the_whole_and_equally_large(count: int, ran
 @pytest.mark.parametrize("draw", [Draw(0), Draw(1), Draw(42), Draw(3407), Draw(4095), Draw(12345 + 100), Draw(7, 2)])
 @pytest.mark.parametrize("reads", [16, 48, 400] if SCALE > 1 else [16, 400])
 def test_a_seed_is_found_by_the_first_reads(draw: Draw, reads: int) -> None:
-    assert at_once(SEEDS.found(drawn(draw)[:reads], COUNT)) == draw
+    assert at_once(ALL_SEEDS.found(drawn(draw)[:reads], COUNT)) == draw
 
 
 def test_a_seed_is_found_in_a_small_dataset() -> None:
-    assert at_once(SEEDS.found(drawn(Draw(5), 200)[:16], 200)) == Draw(5)
+    assert at_once(ALL_SEEDS.found(drawn(Draw(5), 200)[:16], 200)) == Draw(5)
 
 
 def test_a_rank_is_found_by_its_share() -> None:
     draw = Draw(11, share=8, first=3)
-    assert at_once(SEEDS.found(drawn(draw)[:48], COUNT)) == draw
+    assert at_once(ALL_SEEDS.found(drawn(draw)[:48], COUNT)) == draw
 
 
 def test_the_first_reads_of_all_workers_are_not_taken_for_a_share() -> None:
     """Sixteen workers have each read the first object of a batch of sixteen."""
     order = drawn(Draw(11))
-    assert at_once(SEEDS.found([order[16 * worker] for worker in range(16)], COUNT)) is None
+    assert at_once(ALL_SEEDS.found([order[16 * worker] for worker in range(16)], COUNT)) is None
 
 
 @settings(max_examples=rounds(8))
-@given(st.randoms(use_true_random=False), st.sampled_from([200, 1000, 20_000]), st.sampled_from([16, 48, 144]))
-def test_no_seed_is_found_for_random_reads(chance: Random, count: int, reads: int) -> None:
-    assert at_once(SEEDS.found(chance.sample(range(count), reads), count)) is None
+@given(st.integers(0, 2**32), st.sampled_from([200, 1000, 20_000]), st.sampled_from([16, 48, 144]))
+def test_no_seed_is_found_for_random_reads(seed: int, count: int, reads: int) -> None:
+    assert at_once(ALL_SEEDS.found(Random(seed).sample(range(count), reads), count)) is None
 
 
 def test_too_few_reads_prove_nothing() -> None:
     order = drawn(Draw(5), 100)
     assert not is_enough(15, 100)
     assert not is_enough(40, 100), "the beginning cannot be seen any more"
-    assert at_once(SEEDS.found(order[:16], 100)) is None
-    assert at_once(SEEDS.found(order[:5], 100)) is None
+    assert at_once(ALL_SEEDS.found(order[:16], 100)) is None
+    assert at_once(ALL_SEEDS.found(order[:5], 100)) is None
     assert at_once(following([Draw(5)], order[:3], 100)) is None
 
 
@@ -113,13 +113,11 @@ def test_an_epoch_of_another_seed_is_not_taken_for_one_that_may_follow() -> None
 @settings(max_examples=50)
 @given(
     st.sampled_from([16, 20, 32, 64, 256]), st.integers(2, 8), st.integers(0, 3), st.integers(9, 15),
-    st.randoms(use_true_random=False),
+    st.integers(0, 2**32),
 )  # fmt: skip
-def test_batches_are_found_by_the_reads_of_workers(
-    batch: int, workers: int, rounds: int, each: int, chance: Random
-) -> None:
+def test_batches_are_found_by_the_reads_of_workers(batch: int, workers: int, rounds: int, each: int, seed: int) -> None:
     """In the middle of any round; `each`: how far the workers are in their batches."""
-    reads = beside_each_other(list(range(workers * (rounds + 1) * batch)), batch, workers, chance)
+    reads = beside_each_other(list(range(workers * (rounds + 1) * batch)), batch, workers, Random(seed))
     reads = reads[: workers * (rounds * batch + each)]
     found = batches_of(reads)
     if len(reads) >= 17 * workers * (rounds + 1):

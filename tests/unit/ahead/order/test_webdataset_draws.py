@@ -1,6 +1,6 @@
 """Draws of WebDataset's shard shuffle from a seed, made with the `random` of this Python.
 
-`tests/server/test_shuffled_shards.py` compares them with the library itself.
+`tests/server/test_webdataset_shuffles.py` compares them with the library itself.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class DatasetRegistry:
     def _item_of(self, dataset: Dataset, key: str) -> Item:
         index = dataset.names.find(key)
         if index is None:
-            while self._keys >= self._keys_max and self._forget_oldest(dataset):
+            while self._keys >= self._keys_max and self.forget_oldest(dataset):
                 pass
             self._keys += 1
             index = dataset.append_name(key)
@@ -286,7 +286,7 @@ class DatasetRegistry:
         self._items.clear()
         self._forget_some_at = max(_DATASETS_MAX, len(self._datasets) + _FORGOTTEN_AT_ONCE)
 
-    def _forget_oldest(self, wanted: Dataset) -> bool:
+    def forget_oldest(self, wanted: Dataset) -> bool:
         """Makes room for a name of `wanted`. False: no other dataset can be forgotten."""
         # To number a dataset anew for a few names would cost more than these names take.
         idle = [dataset for dataset in self._datasets.values()

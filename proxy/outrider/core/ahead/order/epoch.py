@@ -59,7 +59,8 @@ class JobEpoch:
         self.was_announced = False
         self.seed_state = SeedState()
         # Objects are dealt to workers by their rank, and the agenda holds only the shares of workers that were seen.
-        self.is_dealt = False
+        # `is_in_order`: the reads of a first epoch go through the agenda in its order, though too few for `confidence`.
+        self.is_dealt = self.is_in_order = False
         # The announced or drawn order of one process is read by `workers` workers beside each other, a batch each in
         # turn.
         self.batch = self.workers = 1
@@ -247,7 +248,7 @@ class JobEpoch:
             # Scaled so that reads by chance give 0 in the mean, as reads in the true order give 1.
             near = (3 if is_drawn else 2) * self.tolerance + 1
             chance = min(0.9, near / len(self.agenda))
-            evidence = -chance / (1 - chance)
+            evidence, self.is_in_order = -chance / (1 - chance), False
         self.confidence += _NEWEST * (evidence - self.confidence)
 
     def _compare_with_leader(self, leader: JobEpoch, index: int) -> None:

@@ -314,6 +314,7 @@ class EpochDetector:
         if rank < 0:
             return
         has_changed = self._part.read(rank, len(names.listed))
+        epoch.is_in_order = self._part.is_in_order
         if epoch.is_dealt and epoch.place[epoch.log[-1]] < 0:
             # A worker that was not seen before has read this.
             epoch.is_dealt, has_changed = False, True
@@ -335,6 +336,7 @@ class EpochDetector:
                 for index in epoch.log:
                     if (rank := names.place_of(index)) >= 0:
                         self._part.read(rank, len(names.listed))
+                epoch.is_in_order = self._part.is_in_order
                 epoch.replan(self._part.of(names.listed), confidence=ORDER_UNLIKELY)
 
     # -- an announced order ------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from operator import itemgetter
 
 # How many of the last reads tell the frontier of an epoch. An odd number, for the median.
 RECENT = 9
+# So few reads tell it where all are next to each other.
+IN_ROW = 4
 # Places by which parallel readers drift apart in an order that is neither short nor long.
 _DRIFT = 24
 # Reads of an epoch whose times are kept.
@@ -68,7 +70,8 @@ class Frontier:
         """The agenda has changed, and these are now the places of the last reads."""
         self._recent.clear()
         self._recent.extend(places)
-        if 2 * len(self._recent) < RECENT or max(self._recent) - min(self._recent) > 2 * tolerance(count):
+        reads, spread = len(self._recent), max(self._recent, default=0) - min(self._recent, default=0)
+        if (reads < IN_ROW or spread >= reads) and (2 * reads < RECENT or spread > 2 * tolerance(count)):
             # They are few, or were not read in this order (such as the padding of the last epoch): they do not tell
             # where the readers are.
             self.restart()

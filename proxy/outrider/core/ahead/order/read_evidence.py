@@ -8,6 +8,8 @@ from __future__ import annotations
 from array import array
 from math import gcd
 
+from outrider.core.ahead.order.frontier import IN_ROW
+
 # Without epochs there would have been so many repeats by now, and there was none: e**-7 is the probability of that.
 CLEAN = 7.0
 # Repeats that an epoch over another part of the dataset would have brought, before the reads are taken for one.
@@ -108,6 +110,16 @@ class PartGuess:
         self._bounds = self._guess(listed)
         return self._bounds != before
 
+    @property
+    def is_in_order(self) -> bool:
+        """The reads go through the part by name and leave hardly any out."""
+        passed = (self._highest - self._lowest) // max(1, self._step)
+        return self._reads >= IN_ROW and self._is_ascending and passed < self._reads + (self._reads // 4)
+
+    @property
+    def _is_ascending(self) -> bool:
+        return self._ascents > 0.8 * self._reads
+
     def has(self, rank: int) -> bool:
         low, high, step, remainder = self._bounds
         return low <= rank < high and rank % step == remainder
@@ -121,7 +133,6 @@ class PartGuess:
         step = max(1, self._step) if self._reads >= 4 else 1
         # The reads are spread over a run. About so much of it lies beyond the outermost of them on either side.
         beyond = 2 * (self._highest - self._lowest + step) // self._reads + step
-        ascending = self._ascents > 0.8 * self._reads
-        low = max(0, self._lowest - beyond)
-        high = listed if ascending else min(listed, self._highest + 1 + beyond)
+        low = self._lowest if self.is_in_order else max(0, self._lowest - beyond)
+        high = listed if self._is_ascending else min(listed, self._highest + 1 + beyond)
         return low, high, step, self._first % step

@@ -4,7 +4,7 @@
 const EVERY_MS = 1000;
 // All members are asked for what they have of each dataset: so often, and so many are shown.
 const SHARES_EVERY_MS = 5000, SHARES_SHOWN = 12;
-const ALL_SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["peer", "Other members"], ["origin", "Past the cache"]];
+const ALL_SOURCES = [["disk", "Disk: hits"], ["flight", "While being fetched"], ["peer", "Other members"], ["origin", "Past the cache"]];
 const STACKED = ALL_SOURCES.map(([name]) => name);
 const ALONE = ALL_SOURCES.filter(([name]) => name !== "peer");
 const MEMBER_STATES = {alive: "alive", away: "away", left_out: "left out"};
@@ -26,8 +26,10 @@ function bytes(count) {
 }
 const whole = (count) => Math.round(Number(count) || 0).toLocaleString("en-US");
 const percent = (part) => part > 0 && part < 0.1 ? `${(100 * part).toFixed(1)} %` : `${Math.round(100 * part)} %`;
-const dollars = (amount) => `${amount <= -0.005 ? "-" : ""}$${Math.abs(amount).toFixed(Math.abs(amount) < 10 ? 2 : 0)}`;
-const many = (count, word) => `${whole(count)} ${word}${Number(count) === 1 ? "" : "s"}`;
+const dollars = (amount) => `$${amount.toFixed(amount < 10 ? 2 : 0)}`;
+const many = (count, word) => `${Number(count) ? whole(count) : "no"} ${word}${Number(count) > 1 ? "s" : ""}`;
+const objectsOf = ({state, objects}) => objects.wanted ? `${objects.on_disk ? whole(objects.on_disk) : "none"} of ${many(objects.wanted, "object")}`
+  : state === "running" ? "looks for the objects" : "no object";
 function span(seconds) {
   const s = Math.round(seconds);
   if (s < 120) return `${s} s`;
@@ -43,10 +45,10 @@ function put(id, text, raw) {
   if (raw !== undefined) element.dataset.raw = String(raw);
 }
 // Commands and settings stand between backticks.
-function putCommands(id, text) {
-  if ($(id).dataset.text === text) return;
-  $(id).dataset.text = text;
-  $(id).replaceChildren(...text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part)));
+function putCommands(element, text) {
+  if (element.dataset.text === text) return;
+  element.dataset.text = text;
+  element.replaceChildren(...text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part)));
 }
 function make(tag, className, text) {
   const element = document.createElement(tag);
@@ -94,15 +96,11 @@ function show(status) {
     `policy ${told.policy}`, `freshness ${told.freshness}`].join(" · "));
   showVerdict(status.verdict);
   put("hit", total ? percent(served.disk / total) : "–", total ? served.disk / total : 0);
-  put("hit-note", `${bytes(served.disk)} of ${bytes(total)}`);
+  put("hit-note", total ? `${bytes(served.disk)} of ${bytes(total)}` : "nothing served yet");
   const now = latest(status.throughput);
   put("now", `${bytes(now.disk + now.flight + now.peer + now.origin)}/s`);
-  put("now-note", `${bytes(now.bucket)}/s from the bucket`);
-  const saved = status.saved, money = saved.egress_dollars + saved.request_dollars;
-  const priced = status.prices.per_gb > 0 || status.prices.per_1000_gets > 0;
-  put("saved", priced ? dollars(money) : bytes(saved.egress_bytes), saved.egress_bytes);
-  put("saved-note", `${saved.spent ? `${saved.spent}, ` : priced ? `${bytes(saved.egress_bytes)}, ` : ""}${whole(Math.abs(saved.gets))} ${saved.gets < 0
-    ? "GETs and HEADs more than readers asked for" : "GETs and HEADs not asked of the bucket"}`);
+  put("now-note", `the bucket sends ${now.bucket ? `${bytes(now.bucket)}/s` : "nothing"}`);
+  showSaved(status.saved);
   const disk = status.disk;
   put("disk", bytes(disk.used_bytes), disk.used_bytes);
   const disks = (status.disks || []).length;
@@ -110,7 +108,8 @@ function show(status) {
   fill($("disk-bar"), disk.used_bytes / disk.budget_bytes);
   const ahead = status.prefetch;
   put("window", bytes(ahead.window_bytes), ahead.window_bytes);
-  put("window-note", `being fetched; so far ${bytes(ahead.fetched_bytes)} fetched ahead, ${bytes(ahead.wasted_bytes)} of it evicted unread`);
+  put("window-note", !ahead.fetched_bytes ? "nothing fetched ahead so far"
+    : `${bytes(ahead.fetched_bytes)} fetched ahead so far, ${ahead.wasted_bytes ? bytes(ahead.wasted_bytes) : "none"} of it evicted unread`);
   fill($("window-bar"), ahead.window_bytes / ahead.window_bytes_max);
   showSources(status, now);
   rates = status.throughput;
@@ -126,14 +125,26 @@ function show(status) {
   showErrors(status.errors);
 }
 
+// As `outrider stats`: only what was saved counts as such, and what was spent stands behind it.
+function showSaved(saved) {
+  const size = saved.egress_bytes, gets = saved.gets, money = saved.egress_dollars + saved.request_dollars;
+  // Half a cent is no cent.
+  const gains = [...(money >= 0.005 ? [dollars(money)] : []), ...(size > 0 ? [bytes(size)] : []),
+    ...(gets > 0 ? [`${whole(gets)} GETs and HEADs`] : [])];
+  const costs = [...(saved.spent ? [saved.spent] : []), ...(gets < 0 ? [`${whole(-gets)} GETs and HEADs more than readers asked for`] : []),
+    ...(money <= -0.005 ? [`${dollars(-money)} more than without the cache`] : [])];
+  put("saved", gains.length ? gains[0] : "nothing yet", size);
+  put("saved-note", [...(gains.length > 1 ? [gains.slice(1).join(", ")] : []), ...costs].join("; "));
+}
+
 function showVerdict({slow, level, text, next, alerts}) {
-  put("verdict", slow === "unknown" ? "Nothing to say yet: too few reads of late." : `${text[0].toUpperCase()}${text.slice(1)}.`);
+  put("verdict", `${text[0].toUpperCase()}${text.slice(1)}.`);
   // A fault is red, whatever else there is to say.
   $("headline").className = `verdict ${alerts.length ? "bad" : level} ${slow}`;
   $("next").hidden = !next;
-  putCommands("next", next);
+  putCommands($("next"), next);
   $("alerts").hidden = !alerts.length;
-  rows($("alerts"), alerts, () => make("li"), (item, alert) => put(item, alert));
+  rows($("alerts"), alerts, () => make("li"), putCommands);
 }
 
 function latest(throughput) {
@@ -167,8 +178,8 @@ function showCluster(cluster, served, total) {
   $("cluster-wrong").hidden = !twice.length;
   put("cluster-wrong", twice.map(([name, at]) => `${name} is the name of several members: ${at.join(", ")}. Give each its own --peer-name: only the one that began last is asked.`).join(" "));
   put("cluster-share", total ? percent(served.peer / total) : "–", total ? served.peer / total : 0);
-  put("cluster-note", ["of the bytes served came from other members as they arrived",
-    `${bytes(cluster.near_bytes)} of their blocks are kept here`,
+  put("cluster-note", ["of the bytes served came straight from other members",
+    ...(cluster.near_bytes ? [`${bytes(cluster.near_bytes)} of their blocks are kept here`] : []),
     ...Object.entries(cluster.duplicate_fetches).map(([why, count]) => `${many(count, "block")} fetched twice (${why})`),
     ...(cluster.ring_disagreements ? [`${many(cluster.ring_disagreements, "read")} by members that see another ring`] : []),
     ...(cluster.is_listed ? [] : ["this node is not listed: the others do not ask it"])].join(" · "));
@@ -179,7 +190,7 @@ function showCluster(cluster, served, total) {
     row.append(name, state, ...numbers("Cache", "From it", "To it", "First byte"));
     return row;
   }, (row, member) => {
-    const [name, state, cache, came, sent, wait] = row.children, ms = (seconds) => seconds === null ? "–" : `${(1000 * seconds).toFixed(1)} ms`;
+    const [name, state, cache, came, sent, wait] = row.children, ms = (seconds) => seconds === null ? "–" : `${(1000 * seconds).toFixed(1)}\u00a0ms`;
     put(name.firstElementChild, `${member.name || "?"}${member.is_me ? " (this node)" : ""}`);
     put(name.lastElementChild, `${member.address}${member.zone ? `, zone ${member.zone}` : ""}`);
     state.firstElementChild.className = `member-state ${member.state}`;
@@ -195,7 +206,7 @@ function showCluster(cluster, served, total) {
 
 function showShares(told) {
   $("shares-table").hidden = !told.datasets.length;
-  put("shares-note", told.silent.map((one) => `${one.name} did not tell what it has: ${one.why}`).join(" · "));
+  put("shares-note", told.silent.map((one) => `${one.name} did not answer: ${one.why}`).join(" · "));
   rows($("shares"), told.datasets.slice(0, SHARES_SHOWN), () => {
     const row = make("tr"), held = make("td");
     held.append(meter("Cached in the cluster"), make("span"), make("small"));
@@ -222,7 +233,7 @@ function showDatasets(datasets) {
     const [title, facts, map] = one.children;
     if (dataset === null) {
       put(title, "");
-      put(facts, "Nothing was read yet. Point a job here: AWS_ENDPOINT_URL.");
+      putCommands(facts, "Nothing was read yet. Start a job with `AWS_ENDPOINT_URL` set to the S3 port of this proxy (`--listen`).");
       map.replaceChildren();
       map.removeAttribute("aria-label");
       return;
@@ -233,8 +244,8 @@ function showDatasets(datasets) {
       words.push(`${many(dataset.objects, "object")}${dataset.all_known ? "" : " seen so far"}, ${bytes(dataset.bytes)}`, `${percent(dataset.cached)} cached`);
       if (dataset.epoch !== null) words.push(`epoch ${dataset.epoch + 1}: ${whole(dataset.read_this_epoch)} of ${whole(dataset.epoch_objects)} read${dataset.order_of_a_seed ? ", order known by its seed" : dataset.order_known ? ", order known" : ""}`);
     }
-    words.push(`${many(dataset.requests, "read")}, ${many(dataset.bucket_gets, "request")} to the bucket`);
-    put(facts, words.join(" · "));
+    words.push(`${dataset.requests ? many(dataset.requests, "read") : "not read yet"}, ${many(dataset.bucket_gets, "request")} to the bucket`);
+    putCommands(facts, words.join(" · "));
     const cells = [...(dataset.shards || "")];
     map.classList.toggle("many", cells.length > 200);
     rows(map, cells, () => make("i"), (cell, state) => {
@@ -266,14 +277,14 @@ function showReaders(readers) {
     put(dataset, `${reader.bucket}/${reader.dataset}`);
     put(rate, `${bytes(reader.bytes_s)}/s`);
     put(part, reader.stall === null ? "" : percent(reader.stall));
-    bar.classList.toggle("much", reader.stall >= 0.1);
+    bar.className = `bar ${reader.level}`;
     fill(bar, reader.stall);
     put(verdict, ofReader(reader));
   });
 }
 
 function ofReader(reader) {
-  if (reader.waiting_s > SILENT_S) return `waiting for ${span(reader.waiting_s)}`;
+  if (reader.waiting_s > SILENT_S || (reader.silent_s > SILENT_S && reader.waiting_s !== null)) return `waiting for ${span(reader.waiting_s)}`;
   if (reader.silent_s <= SILENT_S) return reader.verdict;
   return reader.reads_under_way ? "reading at its own pace" : `silent for ${span(reader.silent_s)}`;
 }
@@ -324,13 +335,15 @@ function showWarm(warmups, pins) {
   const jobs = [
     ...warmups.map((one) => ({
       name: one.name, part: one.bytes.wanted ? one.bytes.on_disk / one.bytes.wanted : (one.state === "done" ? 1 : 0),
-      words: `${one.state}: ${whole(one.objects.on_disk)} of ${whole(one.objects.wanted)} objects, ${bytes(one.bytes.on_disk)} of ${bytes(one.bytes.wanted)}`
-        + (one.objects.failed ? `, ${whole(one.objects.failed)} failed` : "")
+      failures: one.failures,
+      words: `${one.state}: ${objectsOf(one)}`
+        + (one.bytes.wanted ? `, ${bytes(one.bytes.on_disk)} of ${bytes(one.bytes.wanted)}` : "")
+        + (one.objects.wanted && one.objects.failed ? `, ${whole(one.objects.failed)} failed` : "")
         + (one.state !== "done" && one.rate_bytes_per_s ? `, ${bytes(one.rate_bytes_per_s)}/s` : "")
         + (one.state !== "done" && one.eta_s !== null && one.eta_s !== undefined ? `, ${span(one.eta_s)} left` : ""),
     })),
     ...pins.map((one) => ({
-      name: `pin ${one.name}`, part: one.bytes.wanted ? one.bytes.on_disk / one.bytes.wanted : 0,
+      name: `pin ${one.name}`, part: one.bytes.wanted ? one.bytes.on_disk / one.bytes.wanted : 0, failures: one.failures,
       words: `${bytes(one.bytes.on_disk)} of ${bytes(one.bytes.wanted)} here, ${bytes(one.reserved_bytes)} reserved`,
     })),
   ];
@@ -339,10 +352,11 @@ function showWarm(warmups, pins) {
     head.append(make("strong"), make("span", "quiet"));
     const bar = meter("");
     bar.setAttribute("role", "progressbar");
-    job.append(head, bar);
+    job.append(head, bar, make("small"));
     return job;
-  }, (job, {name, part, words}) => {
-    const [head, bar] = job.children;
+  }, (job, {name, part, words, failures}) => {
+    const [head, bar, why] = job.children, first = failures[0];
+    put(why, first ? `${first.object ? `${first.object}: ` : ""}${first.error}${failures.length > 1 ? ", and others" : ""}` : "");
     put(head.firstElementChild, name);
     put(head.lastElementChild, words);
     bar.setAttribute("aria-label", name);
@@ -376,7 +390,8 @@ function drawChart() {
   const at = (name) => rates[name] || [];
   const count = at("disk").length;
   const stacked = (names, index) => names.reduce((sum, name) => sum + (at(name)[index] || 0), 0);
-  let most = 1;
+  // Half of a smaller scale could not be told from the whole: both are `1 B/s`.
+  let most = 1000;
   for (let i = 0; i < count; i += 1) most = Math.max(most, stacked(STACKED, i), at("bucket")[i]);
   const top = nice(most), x = (index) => WIDE - (count - 1 - index) * WIDE / (STEPS - 1), y = (value) => HIGH - value / top * (HIGH - 4);
   const line = (names) => Array.from({length: count}, (_, i) => `${x(i).toFixed(1)} ${y(stacked(names, i)).toFixed(1)}`);
