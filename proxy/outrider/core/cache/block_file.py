@@ -131,12 +131,6 @@ def usual_disk_bytes(length: int) -> int:
     return -(-(header + length) // PAGE_BYTES) * PAGE_BYTES
 
 
-def paged_disk_bytes(meta: BlockMeta) -> int:
-    """The bytes on disk of a file of `meta` in format 1."""
-    pages = -(-(_PAGED.size + len(meta_json(meta))) // PAGE_BYTES) + -(-meta.extent.length // PAGE_BYTES)
-    return pages * PAGE_BYTES
-
-
 def payload_offset_in(head: bytes, block: BlockKey) -> int | None:
     """Where the payload begins, by the first `NAME_BYTES` of the file of a block that was verified before. None: they
     are not of this block, or of a format without a name. The header's checksum is not verified."""

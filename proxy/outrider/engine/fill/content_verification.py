@@ -27,8 +27,8 @@ from outrider.core.errors import VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3.checksums import MD5_BYTES_MAX, ContentProof, Kind, checksum_of, small_proof_of
+from outrider.engine.fill.background_checksums import BackgroundChecksums
 from outrider.engine.fill.body_check import BodyCheck, Judgement
-from outrider.engine.fill.checksum_questions import ChecksumQuestions
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
@@ -120,7 +120,7 @@ class ContentVerification:
         self._computing: set[bytes] = set()
         self._listeners = Listeners()
         self._store: VerifiedBlocks
-        self.questions = ChecksumQuestions(origin_reader, runtime, self._answered)
+        self.questions = BackgroundChecksums(origin_reader, runtime, self._answered)
 
     def connect(self, store: VerifiedBlocks, listeners: Listeners) -> None:
         self._store = store

@@ -26,7 +26,7 @@ from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import ProvedBody, begins_with
-from outrider.engine.read.checksum_heads import ChecksumHeads, same_version, wait_at_most
+from outrider.engine.read.checksums_beside_reads import ChecksumsBesideReads, same_version, wait_at_most
 from outrider.engine.read.version_answers import VersionAnswers
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_from_peers import PeerVersions, VersionFromPeers
@@ -96,7 +96,7 @@ class VersionLookup:
         self._stale_if_error = stale_if_error
         self._from_peers = None if peers is None else VersionFromPeers(layout, peers, versions, flights)
         self.answers = VersionAnswers(origin_reader, versions, runtime.clock)
-        self._checksums = ChecksumHeads(runtime)
+        self._checksums = ChecksumsBesideReads(runtime)
         self._questions: dict[ObjectRef, _VersionQuestion] = {}
         # The question under way about each name that is a GET: no other GET is to bring its block.
         self._gets: dict[ObjectRef, _VersionQuestion] = {}

@@ -21,7 +21,7 @@ _REST_S = 60.0
 _FOLDERS_MAX = 4096
 
 
-class ChecksumHeads:
+class ChecksumsBesideReads:
     """Which folders are asked, and the answers."""
 
     def __init__(self, runtime: Runtime) -> None:

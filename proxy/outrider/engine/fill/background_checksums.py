@@ -31,7 +31,7 @@ _HEAD_TRIES = 3
 _HEAD_AGAIN_S = 60.0
 
 
-class ChecksumQuestions:
+class BackgroundChecksums:
     """Bounded."""
 
     def __init__(
