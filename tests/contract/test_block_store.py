@@ -131,13 +131,13 @@ async def test_metadata_beyond_any_header_is_not_stored(disk: Disk) -> None:
 
 async def test_the_budget_holds_after_every_step(root: Path) -> None:
     disk = Disk(root, 3 * FILE + 100)
-    told: list[tuple[BlockMeta, int]] = []
-    disk.store.on_reserved = lambda meta, count: told.append((meta, count))
+    reserved: list[tuple[BlockMeta, int]] = []
+    disk.store.on_reserved = lambda meta, count: reserved.append((meta, count))
     for index in range(12):
         meta = meta_of(index)
         writer = await disk.store.create(meta)
         disk.keep_budget()
-        assert told == [(meta, disk.store.disks[0].budget.pending_bytes)]
+        assert reserved == [(meta, disk.store.disks[0].budget.pending_bytes)]
         await writer.write(0, [payload_of(meta)])
         disk.keep_budget()
         if index % 4 == 3:
@@ -145,7 +145,7 @@ async def test_the_budget_holds_after_every_step(root: Path) -> None:
         else:
             await writer.commit()
         disk.keep_budget()
-        assert told.pop(1) == (meta, -told.pop(0)[1])
+        assert reserved.pop(1) == (meta, -reserved.pop(0)[1])
     assert len(disk.store) >= 2
     disk.close()
 

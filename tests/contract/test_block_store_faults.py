@@ -145,7 +145,7 @@ def test_a_file_whose_close_fails_is_closed_once(root: Path, monkeypatch: pytest
 
 
 async def test_the_digest_of_a_remote_file_is_read_in_a_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that hangs tells none, and keeps its file open as long as the thread reads it."""
+    """A disk that hangs gives none, and keeps its file open as long as the thread reads it."""
     monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
     monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: False)
     monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
@@ -337,7 +337,7 @@ async def cancelled_at_the_rename(writer: DiskBlockWriter, writing: Writing, dat
 
 
 @pytest.mark.parametrize("act", ["write", "pread"])
-async def test_what_fails_after_its_caller_left_is_counted_as_heard(
+async def test_what_fails_after_its_caller_left_counts_as_retrieved(
     act: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise tests/conftest.py finds what asyncio logs."""

@@ -285,7 +285,7 @@ async def test_a_snapshot_that_makes_no_sense_from_some_page_on_is_followed_by_a
     disk.close()
 
 
-async def test_a_snapshot_of_an_older_format_is_followed_by_a_scan_and_told_of_in_one_line(
+async def test_a_snapshot_of_an_older_format_is_followed_by_a_scan_and_logged_in_one_line(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(root)
@@ -317,7 +317,7 @@ async def test_a_block_that_landed_before_its_page_was_read_is_counted_once(root
     disk.close()
 
 
-async def test_the_policy_hears_of_each_block_of_a_snapshot_that_is_still_there_when_it_is_ranked(root: Path) -> None:
+async def test_the_policy_learns_of_each_block_of_a_snapshot_that_is_still_there_when_it_is_ranked(root: Path) -> None:
     disk = Disk(root)
     metas = [meta_of(0, key) for key in "abc"]
     await disk.recovery.index()

@@ -1,4 +1,4 @@
-"""The client's connections: how each way to break is told, the way through a tunnel, and bodies that are sent."""
+"""The client's connections: how each way to break is reported, the way through a tunnel, and bodies that are sent."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ async def test_a_get_on_idle_connections_that_hang_is_given_up_after_one_of_them
     assert (broke.value.cause, asked) == (Broke.LATE, 1)
 
 
-async def test_a_connection_whose_reply_was_left_unread_hears_that_the_server_ends_it() -> None:
+async def test_a_connection_whose_reply_was_left_unread_notices_that_the_server_ends_it() -> None:
     size = 100_000
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -355,7 +355,7 @@ async def test_a_reply_that_outlives_its_client_ends_its_connection(bulk: bool) 
 
 
 @pytest.mark.parametrize("unasked", [HELLO, b""])
-async def test_no_request_meets_what_the_server_did_before_the_loop_heard_of_it(unasked: bytes) -> None:
+async def test_no_request_meets_what_the_server_did_before_the_loop_noticed(unasked: bytes) -> None:
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)

@@ -70,7 +70,7 @@ async def test_pods_of_a_namespace_are_found_in_any_phase(api: KubeApi, server: 
     assert [each["metadata"]["name"] for each in await api.pods_in("team", LABEL)] == ["a", "b"]
 
 
-async def test_an_event_that_is_told_once_is_refused_the_second_time(api: KubeApi, server: KubeServer) -> None:
+async def test_an_event_that_is_to_be_emitted_once_is_refused_the_second_time(api: KubeApi, server: KubeServer) -> None:
     event = event_of(pod(), "R", "n", is_warning=True, time="2026-01-01T00:00:00Z", by="one", is_once=True)
     await api.emit(event)
     with pytest.raises(ConflictError):
@@ -110,12 +110,12 @@ async def test_it_knows_which_calls_it_may_make(api: KubeApi, server: KubeServer
     assert await api.may("update", "coordination.k8s.io", "leases", namespace=NAMESPACE, name=NAME)
 
 
-async def test_an_event_is_told_in_the_namespace_of_its_pod(api: KubeApi, server: KubeServer) -> None:
+async def test_an_event_is_emitted_in_the_namespace_of_its_pod(api: KubeApi, server: KubeServer) -> None:
     for _ in range(2):
         await api.emit(event_of(pod(), "Warm", "is warm", is_warning=False, time="2026-01-01T00:00:00Z", by="me"))
-    told = server.all_of(EVENTS)
-    assert len(told) == 2
-    assert {(event["metadata"]["namespace"], event["message"]) for event in told} == {("team", "is warm")}
+    events = server.all_of(EVENTS)
+    assert len(events) == 2
+    assert {(event["metadata"]["namespace"], event["message"]) for event in events} == {("team", "is warm")}
 
 
 async def test_slices_are_those_of_the_service(api: KubeApi, server: KubeServer) -> None:
@@ -149,7 +149,7 @@ async def test_a_webhook_configuration_is_patched(api: KubeApi, server: KubeServ
         await api.patch(CONFIGURATION, NAME, [{"op": "test", "path": "/metadata/resourceVersion", "value": "0"}])
 
 
-async def test_a_refusal_and_a_server_that_is_away_are_told_apart(
+async def test_a_refusal_and_a_server_that_is_away_are_different_errors(
     api: KubeApi, server: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.refused = {("get", "coordination.k8s.io", "leases")}

@@ -50,7 +50,7 @@ async def test_a_change_gives_the_next_list(world: World) -> None:
         assert await world.watched.next_list() == (world.expected(A),)
 
 
-async def test_an_address_that_is_told_twice_is_listed_once(any_world: World) -> None:
+async def test_an_address_that_the_source_gives_twice_is_listed_once(any_world: World) -> None:
     any_world.set_members([B, A, A, B])
     async with any_world.watched.reading(any_world.source()):
         assert await any_world.watched.next_list() == (any_world.expected(A), any_world.expected(B))
@@ -111,6 +111,6 @@ async def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(wor
             for members in ([A], [A, C]):
                 world.set_members(members)
                 await world.watched.next_list()
-    told = [record.getMessage() for record in records]
-    assert 1 <= told.count("source of members gives no list") <= 2
-    assert told.count("source of members is back") == 1
+    messages = [record.getMessage() for record in records]
+    assert 1 <= messages.count("source of members gives no list") <= 2
+    assert messages.count("source of members is back") == 1

@@ -34,7 +34,7 @@ async def ask(origin: HttpOrigin, method: str = "GET") -> tuple[int, dict[str, s
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 7])
-async def test_odd_headers_are_passed_on_and_told_and_the_connection_is_used_again(pieces: int) -> None:
+async def test_odd_headers_are_passed_on_and_counted_and_the_connection_is_used_again(pieces: int) -> None:
     metrics = Metrics()
     size = 300_000 if pieces == 0 else 300
     scripted = Scripted([ODD % (size, size) + RAMP[:size], PLAIN % 5 + b"plain", ODD % (0, 0)], pieces)

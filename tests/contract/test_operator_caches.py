@@ -41,7 +41,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-async def test_a_warmup_is_begun_told_and_seen_in_what_the_cache_holds(proxy: Proxy) -> None:
+async def test_a_warmup_is_begun_reported_and_seen_in_what_the_cache_holds(proxy: Proxy) -> None:
     port = int(proxy.admin.rpartition(":")[2])
     caches = S3Caches(proxy.endpoint, s3_port=proxy.address[1], admin_port=port, admin_token=None)
     async with caches:
@@ -56,7 +56,7 @@ async def test_a_warmup_is_begun_told_and_seen_in_what_the_cache_holds(proxy: Pr
         await caches.warm("a", [DATA], at=HERE)
 
 
-async def test_a_dataset_that_was_warmed_and_not_read_is_told_however_many_were_read(proxy: Proxy) -> None:
+async def test_a_dataset_that_was_warmed_and_not_read_is_reported_however_many_were_read(proxy: Proxy) -> None:
     s3 = proxy.client()
     for number in range(14):
         s3.put_object(Bucket=BUCKET, Key=f"read-{chr(97 + number)}/0.tar", Body=b"x")

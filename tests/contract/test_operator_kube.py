@@ -133,5 +133,5 @@ async def a_pod_is_let_go(api: KubeApi, server: KubeServer | RealKube) -> None:
     assert terms == preferred_terms(HELD)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     await api.emit(event_of(found, "Warm", "is warm", is_warning=False, time=now, by="one"))
-    [told] = [each for each in server.all_of(EVENTS) if each["reason"] == "Warm"]
-    assert (told["metadata"]["namespace"], told["message"]) == ("team", "is warm")
+    [event] = [each for each in server.all_of(EVENTS) if each["reason"] == "Warm"]
+    assert (event["metadata"]["namespace"], event["message"]) == ("team", "is warm")

@@ -157,15 +157,15 @@ async def received(reply: OriginReply, length: int, sink_of: type[Sink] = Sink) 
     """The body, received in two parts."""
     data = b""
     for part in (length // 3, length - length // 3):
-        sink, told = sink_of(), 0
+        sink, reported = sink_of(), 0
 
-        def came(count: int, sink: Sink = sink) -> None:
-            nonlocal told
-            told += count
-            assert len(sink.data) >= told
+        def report(count: int, sink: Sink = sink) -> None:
+            nonlocal reported
+            reported += count
+            assert len(sink.data) >= reported
 
-        await reply.receive(part, sink, came)
-        assert (told, len(sink.data), sink.is_over) == (part, part, True)
+        await reply.receive(part, sink, report)
+        assert (reported, len(sink.data), sink.is_over) == (part, part, True)
         data += sink.data
     return data
 
@@ -362,7 +362,7 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
     assert (await world.ask("GET", key))[2] == DATA
 
 
-async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
+async def test_the_last_bytes_are_reported_once_nothing_writes_any_more(
     bucket: Bucket, simulator: Simulator, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread has written all, and has not ended yet."""

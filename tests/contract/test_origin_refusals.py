@@ -31,8 +31,8 @@ class Rotating:
         return self._renews
 
 
-@pytest.mark.parametrize(("method", "renews", "told"), [("GET", False, 1), ("HEAD", False, 1), ("GET", True, 0)])
-async def test_credentials_that_cannot_be_renewed_are_reported(method: str, renews: bool, told: int) -> None:
+@pytest.mark.parametrize(("method", "renews", "reports"), [("GET", False, 1), ("HEAD", False, 1), ("GET", True, 0)])
+async def test_credentials_that_cannot_be_renewed_are_reported(method: str, renews: bool, reports: int) -> None:
     source, refused = Rotating(renews=renews), []
 
     async def refuse(request: web.BaseRequest) -> web.StreamResponse:
@@ -47,7 +47,7 @@ async def test_credentials_that_cannot_be_renewed_are_reported(method: str, rene
         reply_to(origin, OriginRequest(method, "bucket", "key")) as reply,
     ):
         assert reply.status == 400
-    assert refused == [("AKID", "ExpiredToken")] * told
+    assert refused == [("AKID", "ExpiredToken")] * reports
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

@@ -146,7 +146,7 @@ async def test_a_version_is_asked_for_alone(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("change", [{"etag": '"other"'}, {"size": LARGE + 1}])
-async def test_another_version_than_the_known_one_is_told(wire: Wire, change: dict[str, object]) -> None:
+async def test_another_version_than_the_known_one_is_reported(wire: Wire, change: dict[str, object]) -> None:
     version = wire.service.put(REF, ramp(LARGE))
     known = Confirmed(replace(version, **change), 0.0)  # type: ignore[arg-type]  # of one field
     for stop in (SMALL, LARGE):
@@ -155,7 +155,7 @@ async def test_another_version_than_the_known_one_is_told(wire: Wire, change: di
 
 
 @pytest.mark.parametrize("stop", [None, SMALL, LARGE])
-async def test_absent_and_busy_are_told(wire: Wire, stop: int | None) -> None:
+async def test_absent_and_busy_are_reported(wire: Wire, stop: int | None) -> None:
     read = PeerRead(REF, None if stop is None else Extent(0, stop))
     assert await wire.why(read) == "absent"
     wire.service.status = 503
@@ -234,7 +234,7 @@ async def test_a_forget_has_arrived_when_it_returns(wire: Wire) -> None:
     assert wire.service.forgets == [message]
 
 
-async def test_reads_are_told(wire: Wire) -> None:
+async def test_reads_are_passed_on(wire: Wire) -> None:
     message = ReadsNotice(
         "edge", 3, (BegunRead("10.0.0.1", REF, 5, 0.25), BegunRead("10.0.0.2", ObjectRef("b", "é"), 0, 0.0))
     )
@@ -276,7 +276,7 @@ async def test_nobody_at_the_address(wire: Wire) -> None:
         assert failed.value.why == "connect"
 
 
-async def test_a_member_tells_what_it_has_of_each_dataset(wire: Wire) -> None:
+async def test_a_member_reports_what_it_has_of_each_dataset(wire: Wire) -> None:
     wire.service.has = (DatasetShare("b", "train-{}.tar", 3, 300, 200, 50), DatasetShare("b", "\udc80", 0, 0, 1, 0))
     assert (
         await wire.transport.request(wire.member, SharesRequest("edge"), DatasetShares)

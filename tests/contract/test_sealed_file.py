@@ -178,17 +178,17 @@ async def test_a_durable_write_syncs_file_and_directory(
     done: list[tuple[str, str, bytes]] = []
     fsync, replace = os.fsync, os.replace
 
-    def heard(fd: int) -> None:
+    def note_fsync(fd: int) -> None:
         synced = Path(os.readlink(f"/proc/self/fd/{fd}"))
         done.append(("fsync", synced.name, synced.read_bytes() if synced.is_file() else b""))
         fsync(fd)
 
-    def renamed(source: Any, target: Any) -> None:
+    def note_rename(source: Any, target: Any) -> None:
         done.append(("rename", Path(target).name, b""))
         replace(source, target)
 
-    monkeypatch.setattr(os, "fsync", heard)
-    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_rename)
     await sealed_file.write(path, [NEW], threads, durable=durable)
     rename = ("rename", "state", b"")
     assert done == ([("fsync", "state.part", NEW), rename, ("fsync", path.parent.name, b"")] if durable else [rename])
