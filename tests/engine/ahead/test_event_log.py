@@ -101,14 +101,14 @@ async def test_a_tick_reports_all_events(tmp_path: Path) -> None:
         await room.tasks.settle()
 
 
-@pytest.mark.parametrize(("policy", "prefetch", "is_told"), [("lru", Mode.OFF, False), ("epoch", Mode.OFF, True)])
+@pytest.mark.parametrize(("policy", "prefetch", "is_logged"), [("lru", Mode.OFF, False), ("epoch", Mode.OFF, True)])
 async def test_nothing_is_logged_for_a_planner_that_decides_nothing(
-    tmp_path: Path, policy: str, prefetch: Mode, is_told: bool
+    tmp_path: Path, policy: str, prefetch: Mode, is_logged: bool
 ) -> None:
     calls = Calls()
     with engine(tmp_path / "c", origin_of(BLOCK), policy=policy, prefetch=prefetch, later=calls.later) as room:
         await read(room, REFS[0])
-        assert bool(calls.waiting) == is_told
+        assert bool(calls.waiting) == is_logged
 
 
 def test_events_are_reported_in_their_order_and_leave_others_their_turn(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ async def test_a_noted_hit_marks_its_reader_as_reading_on(room: Engine) -> None:
     assert not room.scheduler.reads_on
 
 
-async def test_a_tick_tells_of_some_of_a_burst_of_hits_and_the_oldest_beyond_a_bound_are_dropped(
+async def test_a_tick_reports_some_of_a_burst_of_hits_and_the_oldest_beyond_a_bound_are_dropped(
     room: Engine,
 ) -> None:
     for number in range(20_000):
@@ -44,11 +44,11 @@ async def test_a_tick_tells_of_some_of_a_burst_of_hits_and_the_oldest_beyond_a_b
 
 
 async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, asked, event_s = [], room.planner.requested, 0.0004
+    reported, asked, event_s = [], room.planner.requested, 0.0004
 
     def takes_long(client: str, ref: ObjectRef, *rest: Any) -> Extent | None:
         room.clock.advance(event_s)
-        heard.append(ref)
+        reported.append(ref)
         return asked(client, ref, *rest)
 
     async def others() -> None:
@@ -69,7 +69,7 @@ async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch:
         assert room.clock() - began < 0.012, "the burst takes no more than 12 ms of each 50 ms"
     beside.cancel()
     assert max(later - sooner for sooner, later in pairwise(scheduler)) < 0.0013
-    assert heard == [many(number).ref for number in range(100)]
+    assert reported == [many(number).ref for number in range(100)]
     assert ticks == 4
     await room.tasks.settle()
 

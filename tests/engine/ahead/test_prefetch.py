@@ -31,9 +31,9 @@ async def test_reads_of_all_clients_are_reported_in_any_mode(making: Making) -> 
         assert await room.prefetch.tick()
     with making() as room:
         room.prefetch.on_read = lambda client, ref, version: read_by.append((client, ref, version is not None))
-        room.prefetch.on_reads(ReadsNotice("b", 1, (BegunRead("told", REFS[2], BLOCK, 0.0),)))
+        room.prefetch.on_reads(ReadsNotice("b", 1, (BegunRead("peer", REFS[2], BLOCK, 0.0),)))
         assert await room.prefetch.tick()
-    assert read_by == [(CLIENT, REFS[0], True), ("noted", REFS[1], True), ("b/told", REFS[2], False)]
+    assert read_by == [(CLIENT, REFS[0], True), ("noted", REFS[1], True), ("b/peer", REFS[2], False)]
 
 
 async def test_hinted_objects_are_fetched_once_and_before_their_reads(room: Engine) -> None:
@@ -157,9 +157,9 @@ async def test_a_hint_keeps_its_order_where_the_settings_exclude_some_objects(
         for at in range(0, 120, 40):
             room.prefetch.announce(CLIENT, refs[at : at + 40], start=at, total=120)
         [dataset] = room.planner.registry.datasets()
-        told = [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
+        announced = [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
         await room.tasks.cancel()
-        assert told == [ref.key for ref in refs[::2]]
+        assert announced == [ref.key for ref in refs[::2]]
 
 
 async def test_a_samplers_order_is_prefetched_after_its_first_reads(

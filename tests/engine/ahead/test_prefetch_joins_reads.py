@@ -27,42 +27,42 @@ async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None
         assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
 
 
-async def told_amid_a_get(
+async def looked_up_amid_a_get(
     room: Engine, **headers: str
 ) -> tuple[asyncio.Event, asyncio.Task[ObjectVersion], asyncio.Task[bytes]]:
-    """The GET of a reader is under way, and a HEAD that was asked before it has told the version. Returns the gate that
-    its reply waits for, the telling of the version, and the read."""
+    """The GET of a reader is under way, and a HEAD that was asked before it has given the version. Returns the gate
+    that the reply to the GET waits for, the lookup of the version, and the read."""
     ref, head, get = REFS[0], asyncio.Event(), asyncio.Event()
     room.origin.faults += [
         Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
     ]  # fmt: skip
-    told = asyncio.create_task(room.fills.look_up(ref))
+    lookup = asyncio.create_task(room.fills.look_up(ref))
     await under_way(room, 1)
     reading = asyncio.create_task(room.get(ref, **headers))
     await under_way(room, 2)
     head.set()
     await settled_loop()
     assert room.fills.known(ref) is not None
-    return get, told, reading
+    return get, lookup, reading
 
 
-async def begun_by_a(way: str, room: Engine, told: asyncio.Task[ObjectVersion]) -> asyncio.Task[ObjectVersion]:
+async def begun_by_a(way: str, room: Engine, lookup: asyncio.Task[ObjectVersion]) -> asyncio.Task[ObjectVersion]:
     if way == "known version":
         announce(room, REFS[:1])
     elif way == "opened object":
-        told = asyncio.create_task(room.fills.opened(REFS[0]))
+        lookup = asyncio.create_task(room.fills.opened(REFS[0]))
     await settled_loop()
-    return told
+    return lookup
 
 
-WAYS = ["told version", "known version", "opened object"]
+WAYS = ["looked-up version", "known version", "opened object"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(making: Making, way: str) -> None:
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_gave_meanwhile(making: Making, way: str) -> None:
     with making(sleep=no_patience_ends) as room:
-        get, told, reading = await told_amid_a_get(room, range=f"bytes={BLOCK}-")
-        begun = await begun_by_a(way, room, told)
+        get, lookup, reading = await looked_up_amid_a_get(room, range=f"bytes={BLOCK}-")
+        begun = await begun_by_a(way, room, lookup)
         if begun.done():
             room.fills.fill(begun.result(), [0, 1])
         get.set()
@@ -77,9 +77,9 @@ async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhil
 async def test_the_version_that_a_get_under_way_brings_is_fetched(making: Making, way: str) -> None:
     """The object is overwritten between the replies to the HEAD and the GET."""
     with making(sleep=no_patience_ends) as room:
-        get, told, reading = await told_amid_a_get(room)
+        get, lookup, reading = await looked_up_amid_a_get(room)
         old = room.fills.known(REFS[0])
-        begun = await begun_by_a(way, room, told)
+        begun = await begun_by_a(way, room, lookup)
         room.origin.put(REFS[0], ramp(2 * BLOCK, 99))
         get.set()
         if way != "known version":
