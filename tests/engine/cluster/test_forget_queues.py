@@ -59,8 +59,8 @@ async def test_writes_that_come_together_cost_each_member_few_messages(tmp_path:
             if isinstance(service, FakeMember):
                 numbers = [number for message in service.forgets for number in message.numbers]
                 assert numbers == [*range(1, 2 * WRITES + 1)]
-                told = {name for message in service.forgets for name in message.names}
-                assert told == {ObjectRef("train", key) for key in keys}
+                forgotten = {name for message in service.forgets for name in message.names}
+                assert forgotten == {ObjectRef("train", key) for key in keys}
         assert forgets(node) == {"acknowledged": 2 * WRITES * MEMBERS, "late": 0, "unacknowledged": 0}
 
 
@@ -132,8 +132,8 @@ async def test_a_slow_member_keeps_no_other_one_waiting(freshness: str, tmp_path
         await time.run(nodes.settle())
 
 
-async def test_forgets_that_wait_behind_one_that_is_given_up_are_told_by_a_hello_after_it(tmp_path: Path) -> None:
-    """Also where a hello is under way by then, which tells an older number."""
+async def test_forgets_that_wait_behind_one_that_is_given_up_are_reported_by_a_hello_after_it(tmp_path: Path) -> None:
+    """Also where a hello is under way by then, which has an older number."""
     with timed_cluster(tmp_path, freshness="immutable") as (time, nodes):
         late, writer, _ = await time.run(known_to_all(nodes, time))
         greets = asyncio.create_task(writer.greets())
@@ -148,7 +148,7 @@ async def test_forgets_that_wait_behind_one_that_is_given_up_are_told_by_a_hello
         await time.until(began + 1.7)
         writing = asyncio.create_task(write(writer, "PUT", body=NEW))
         await time.until(began + 1.9)
-        assert await time.run(late.get()) == OLD, "after the gap that the hello told"
+        assert await time.run(late.get()) == OLD, "after the gap that the hello reported"
         await time.until(began + 2.3)
         assert writing.done()
         answers.gate.set()
@@ -181,20 +181,20 @@ async def test_forgets_that_wait_go_where_the_member_is_by_then(tmp_path: Path) 
 
 async def sent_to(nodes: Cluster, time: Time, member: Member, names: list[list[str]], unknown: int = -1) -> FakeMember:
     """The forgets of one node that came at once, while the first one was under way. The member does not answer as the
-    one of number `unknown` is told."""
+    one of number `unknown` is sent."""
     node = nodes["a"]
     service = node.wire.services[member.address] = FakeMember(replace(hello_of(member.name), member=member, forgets=0))
     node.members.ready()
     await node.list(["a", member.name])
-    telling = []
+    forgetting = []
     for number, some in enumerate(names):
         if number == unknown:
             node.membership.unanswered(member.address, time())
-        telling.append(asyncio.ensure_future(node.forgets.forget(some, in_doubt="doubt" in some)))
+        forgetting.append(asyncio.ensure_future(node.forgets.forget(some, in_doubt="doubt" in some)))
         await asyncio.sleep(0)
         if number == unknown:
             await node.greet(member.address)
-    await asyncio.gather(*telling)
+    await asyncio.gather(*forgetting)
     return service
 
 
@@ -218,10 +218,10 @@ async def numbers_of(tmp_path: Path, names: list[list[str]], unknown: int = -1, 
 
 async def test_a_member_of_0_2_gets_each_forget_by_itself_and_misses_none(tmp_path: Path) -> None:
     """It knows of one number in a message, and would take the others for lost."""
-    told = [["x"], ["y"], ["z"]]
+    names = [["x"], ["y"], ["z"]]
     old = replace(MEMBER, wire=(1, 1))
-    assert await numbers_of(tmp_path, told, member=old) == [range(1, 2), range(2, 3), range(3, 4)]
-    assert await numbers_of(tmp_path / "new", told) == [range(1, 2), range(2, 4)]
+    assert await numbers_of(tmp_path, names, member=old) == [range(1, 2), range(2, 3), range(3, 4)]
+    assert await numbers_of(tmp_path / "new", names) == [range(1, 2), range(2, 4)]
 
 
 async def test_a_message_never_spans_a_forget_that_was_not_for_the_member(tmp_path: Path) -> None:
@@ -234,13 +234,13 @@ async def test_a_message_never_spans_a_forget_that_was_not_for_the_member(tmp_pa
 
 
 async def test_forgets_in_doubt_and_others_are_not_merged(tmp_path: Path) -> None:
-    told = [["w"], ["x"], ["doubt"], ["y"]]
-    assert await numbers_of(tmp_path, told) == [range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
+    names = [["w"], ["x"], ["doubt"], ["y"]]
+    assert await numbers_of(tmp_path, names) == [range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
 
 
 async def test_a_message_has_a_thousand_names_at_most(tmp_path: Path) -> None:
     """A write of more names, a DeleteObjects, has a message of its own."""
     keys = [f"k{number}" for number in range(600)]
-    told = [["w"], keys, ["x"], keys, ["y"], [*keys, *(f"l{key}" for key in keys)], ["z"]]
-    spans = await numbers_of(tmp_path, told)
+    names = [["w"], keys, ["x"], keys, ["y"], [*keys, *(f"l{key}" for key in keys)], ["z"]]
+    spans = await numbers_of(tmp_path, names)
     assert spans == [range(1, 2), range(2, 4), range(4, 6), range(6, 7), range(7, 8)]

@@ -195,7 +195,7 @@ async def test_an_owner_whose_disk_hangs_costs_one_short_wait(
     began = time()
     assert await time.run(edge.get(refs[0])) == DATA[:1000]
     assert time() - began <= 0.5
-    # A peer that asks before it has heard is refused at once.
+    # A peer that asks before it has noticed the hang is refused at once.
     with pytest.raises(SlowDown):
         await owner.service.read(PeerRead(refs[1], Extent(0, 1000)), edge.name)
     await time.until(time() + 0.5)

@@ -19,7 +19,7 @@ OLD, NEW = RAMP[:1000], RAMP[:2000]
 
 
 async def known_to_all(nodes: Cluster, time: Time) -> tuple[Node, Node, Node]:
-    """Each member knows the old version. The authority, which will hear late; the writer; the third."""
+    """Each member knows the old version. The authority, which will be notified late; the writer; the third."""
     nodes.origin.put(REF, OLD)
     await nodes.meet()
     for node in nodes:
@@ -81,7 +81,7 @@ async def test_a_message_that_comes_after_the_answer_ends_the_old_version_as_it_
         await time.run(nodes.settle())
 
 
-async def test_a_message_that_is_given_up_is_followed_by_a_hello_that_tells_of_the_gap(tmp_path: Path) -> None:
+async def test_a_message_that_is_given_up_is_followed_by_a_hello_that_reports_the_gap(tmp_path: Path) -> None:
     with timed_cluster(tmp_path, freshness="immutable") as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         writer.wire.forgets_way = to(late.name, never)

@@ -1,4 +1,4 @@
-"""An order that a client tells one member reaches all: each fetches what it owns, and takes it back with the others."""
+"""An order that a client gives one member reaches all: each fetches what it owns, and takes it back with the others."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ async def drop(node: Node, *, near: bool = False) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 4])
-async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks: int, tmp_path: Path) -> None:
+async def test_all_members_learn_of_an_order_and_fetch_what_they_own_alone(blocks: int, tmp_path: Path) -> None:
     with members(tmp_path, blocks) as (time, nodes):
         await time.run(nodes.meet())
-        told, *others = nodes
-        announce(told)
+        edge, *others = nodes
+        announce(edge)
         await time.until(time() + 0.5)
         for other in others:
-            assert expected(other, f"{told.name}/{CLIENT}") == REFS
+            assert expected(other, f"{edge.name}/{CLIENT}") == REFS
             owned = {(ref, index) for ref in REFS for index in range(blocks) if other.owns(ref, index)}
             assert here(other) <= owned
             # Before the first sizes are known, an object may as well have one block.
@@ -91,8 +91,8 @@ async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> 
         for ref in REFS[::2]:
             nodes.origin.put(ref, ramp(3 * BLOCK))
         await time.run(nodes.meet())
-        told, other, _ = nodes
-        hint = announce(told)
+        edge, other, _ = nodes
+        hint = announce(edge)
         await time.until(time() + 0.5)
         for node in nodes:
             for ref in REFS:
@@ -100,9 +100,9 @@ async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> 
             await time.run(nodes.settle())
         for node in nodes:
             await time.run(drop(node, near=True))
-        assert await time.run(told.plans.progress(hint)) == PlanProgress(told=len(REFS), here=len(REFS))
-        assert (await time.run(told.engine.prefetch.progress(hint))).here < len(REFS)
-        del told.wire.services[other.address]
+        assert await time.run(edge.plans.progress(hint)) == PlanProgress(told=len(REFS), here=len(REFS))
+        assert (await time.run(edge.engine.prefetch.progress(hint))).here < len(REFS)
+        del edge.wire.services[other.address]
         without = [
             ref for number, ref in enumerate(REFS)
             if any(other.owns(ref, index) for index in range(1 if number % 2 else 3))
@@ -110,74 +110,74 @@ async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> 
         here = len(REFS) - len(without)
         assert 0 < here < len(REFS)
         progress = PlanProgress(told=len(REFS), here=here, left=len(without))
-        assert await time.run(told.plans.progress(hint)) == progress
-        told.wire.services[other.address] = other.service
+        assert await time.run(edge.plans.progress(hint)) == progress
+        edge.wire.services[other.address] = other.service
         await time.run(drop(other))
-        progress = await time.run(told.plans.progress(hint))
+        progress = await time.run(edge.plans.progress(hint))
         assert (progress.here, progress.left) == (here, len(without))
 
 
 async def test_an_order_is_withdrawn_everywhere(tmp_path: Path) -> None:
     with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
-        told, *others = nodes
-        first, second = announce(told, REFS[:12]), announce(told, REFS[12:], 12)
+        edge, *others = nodes
+        first, second = announce(edge, REFS[:12]), announce(edge, REFS[12:], 12)
         await time.until(time() + 0.5)
-        told.plans.withdraw(first, [second])
-        await time.until(time() + 0.5)
-        for other in others:
-            assert expected(other, f"{told.name}/{CLIENT}") == REFS[12:]
-        told.plans.withdraw(second, [])
+        edge.plans.withdraw(first, [second])
         await time.until(time() + 0.5)
         for other in others:
-            assert expected(other, f"{told.name}/{CLIENT}") == []
+            assert expected(other, f"{edge.name}/{CLIENT}") == REFS[12:]
+        edge.plans.withdraw(second, [])
+        await time.until(time() + 0.5)
+        for other in others:
+            assert expected(other, f"{edge.name}/{CLIENT}") == []
 
 
-async def test_a_member_that_missed_an_order_is_told_again(tmp_path: Path) -> None:
+async def test_a_member_that_missed_an_order_is_sent_it_again(tmp_path: Path) -> None:
     with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
-        told, away, other = nodes
-        service = told.wire.services.pop(away.address)
-        hint = announce(told, REFS[:12])
-        announce(told, REFS[12:], 12, hint)
+        edge, away, other = nodes
+        service = edge.wire.services.pop(away.address)
+        hint = announce(edge, REFS[:12])
+        announce(edge, REFS[12:], 12, hint)
         await time.until(time() + 0.5)
-        assert expected(other, f"{told.name}/{CLIENT}") == REFS
-        assert expected(away, f"{told.name}/{CLIENT}") == []
-        told.wire.services[away.address] = service
+        assert expected(other, f"{edge.name}/{CLIENT}") == REFS
+        assert expected(away, f"{edge.name}/{CLIENT}") == []
+        edge.wire.services[away.address] = service
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
-        assert expected(away, f"{told.name}/{CLIENT}") == REFS
-        assert [message.number for message in notices(told, other)] == [1, 2], "once"
+        assert expected(away, f"{edge.name}/{CLIENT}") == REFS
+        assert [message.number for message in notices(edge, other)] == [1, 2], "once"
 
 
-async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Path) -> None:
+async def test_a_member_that_begins_anew_is_sent_what_still_counts(tmp_path: Path) -> None:
     with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
-        told, anew, _ = nodes
-        gone, kept = announce(told, REFS[:6]), announce(told, REFS[6:12], 6)
-        read = announce(told, REFS[12:18], 12)
+        edge, anew, _ = nodes
+        gone, kept = announce(edge, REFS[:6]), announce(edge, REFS[6:12], 6)
+        read = announce(edge, REFS[12:18], 12)
         await time.until(time() + 0.5)
-        told.plans.withdraw(gone, [kept, read])
+        edge.plans.withdraw(gone, [kept, read])
         for ref in REFS[12:18]:
-            told.engine.planner.requested(CLIENT, ref, BLOCK, Extent(0, BLOCK), time())
+            edge.engine.planner.requested(CLIENT, ref, BLOCK, Extent(0, BLOCK), time())
         await time.until(time() + 0.5)
-        before = len(notices(told, anew))
+        before = len(notices(edge, anew))
         anew.begin_anew()
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
-        again = notices(told, anew)[before:]
+        again = notices(edge, anew)[before:]
         assert [list(message.refs) for message in again if not message.is_withdrawn] == [REFS[6:12]]
 
 
 async def test_an_epoch_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     with members(tmp_path) as (time, nodes):
-        told, *_ = nodes
-        hint = announce(told, REFS)
-        announce(told, REFS[::-1], hint=hint)
+        edge, *_ = nodes
+        hint = announce(edge, REFS)
+        announce(edge, REFS[::-1], hint=hint)
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
         for name in "bc":
-            assert [list(message.refs) for message in notices(told, nodes[name])] == [REFS[::-1]]
+            assert [list(message.refs) for message in notices(edge, nodes[name])] == [REFS[::-1]]
 
 
 async def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ async def test_the_plans_of_an_ended_process_are_not_withdrawn_with_those_of_the
         assert expected(node, f"b/{CLIENT}") == REFS[:12]
 
 
-async def test_a_member_with_a_cache_of_its_own_is_not_told(tmp_path: Path) -> None:
+async def test_a_member_with_a_cache_of_its_own_is_sent_no_order(tmp_path: Path) -> None:
     """One of another zone."""
     with members(tmp_path, zones={"a": "1", "b": "2", "c": "1"}) as (time, nodes):
         await time.run(nodes.meet())
-        told, elsewhere, other = nodes
-        announce(told)
+        edge, elsewhere, other = nodes
+        announce(edge)
         await time.until(time() + 0.5)
-        assert notices(told, other)
-        assert not notices(told, elsewhere)
+        assert notices(edge, other)
+        assert not notices(edge, elsewhere)

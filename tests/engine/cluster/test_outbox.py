@@ -36,7 +36,7 @@ FATES = ("slow", "hangs", "lost", "after all", "broke", "silent", "refused", "co
 
 @dataclass(slots=True)
 class Receiver(FakeMember):
-    """A member that notes what it heard, and when it found that it missed a write."""
+    """A member that notes what it received, and when it found that it missed a write."""
 
     clock: Time = field(default_factory=Time)
     numbers: ReceivedForgets = field(default_factory=ReceivedForgets)
@@ -143,8 +143,8 @@ class World:
         for receiver in self.receivers.values():
             receiver.note(False)
             for began, number in self.forgotten:
-                heard = number in receiver.forgot_at
-                assert heard or receiver.gap_at > began, f"{receiver.mine.sender} never learns of {number}"
+                is_received = number in receiver.forgot_at
+                assert is_received or receiver.gap_at > began, f"{receiver.mine.sender} never learns of {number}"
             orders = [message.number for message in receiver.orders]
             assert [*dict.fromkeys(orders)] == [*range(1, self.orders + 1)], "each, in this order"
             reads = [read.ref.key for message in receiver.reads for read in message.reads]
@@ -257,7 +257,7 @@ async def test_orders_and_reads_go_while_many_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fate", ["refused", "connect", "broke"])
-async def test_a_member_that_refuses_orders_hears_of_writes_and_one_that_is_away_is_sent_nothing(
+async def test_a_member_that_refuses_orders_learns_of_writes_and_one_that_is_away_is_sent_nothing(
     fate: str, tmp_path: Path
 ) -> None:
     """The list of one that refuses may not have this member yet. The orders are sent after its next hello."""
@@ -343,11 +343,11 @@ async def test_a_member_that_is_slow_gets_the_newest_reads(tmp_path: Path) -> No
         await world.time.sleep(1)
 
     world = await sent(tmp_path, script)
-    heard = {
+    reads = {
         name: [read.ref.key for message in each.reads for read in message.reads]
         for name, each in world.receivers.items()
     }
-    assert heard == {"m0": ["1", "3"], "m1": ["1", "2", "3"], "old": ["1", "2", "3"]}
+    assert reads == {"m0": ["1", "3"], "m1": ["1", "2", "3"], "old": ["1", "2", "3"]}
 
 
 async def test_a_bug_of_ours_gives_up_what_waits(tmp_path: Path) -> None:

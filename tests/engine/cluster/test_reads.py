@@ -125,7 +125,7 @@ async def test_an_unknown_object_costs_one_question_of_the_bucket(tmp_path: Path
         assert nodes.origin.count() == 1
 
 
-async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(tmp_path: Path) -> None:
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_gave_meanwhile(tmp_path: Path) -> None:
     """The question of one member is under way at the owner, and another member asks it for the block that it brings."""
     with cluster(tmp_path, sleep=no_patience_ends) as nodes:
         nodes.origin.put(REF, DATA[:BLOCK])
@@ -133,12 +133,12 @@ async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhil
         edge, other = nodes.others_of()
         head, get = asyncio.Event(), asyncio.Event()
         nodes.origin.faults += [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
-        told = asyncio.ensure_future(edge.engine.version_lookup.ask(REF, None))
+        lookup = asyncio.ensure_future(edge.engine.version_lookup.ask(REF, None))
         await steps_until(lambda: nodes.origin.count() == 1)
         reads = [asyncio.ensure_future(other.get())]
         await steps_until(lambda: nodes.origin.count() == 2)
         head.set()
-        await told
+        await lookup
         reads.append(asyncio.ensure_future(edge.get()))
         await steps_until(lambda: len(edge.wire.reads) == 2)
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""Members tell each other what their clients read: in batches, hits at the edge included, and waiting for nobody."""
+"""Members notify each other of what their clients read: in batches, with hits at the edge, waiting for nobody."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def read(node: Node, ref: ObjectRef) -> str:
     return answer.cache.value
 
 
-async def test_all_members_hear_of_each_read_and_of_hits(tmp_path: Path) -> None:
+async def test_all_members_learn_of_each_read_and_of_hits(tmp_path: Path) -> None:
     with timed_cluster(tmp_path, policy="epoch") as (time, nodes):
         for ref in REFS:
             nodes.origin.put(ref, ramp(BLOCK))
@@ -37,15 +37,15 @@ async def test_all_members_hear_of_each_read_and_of_hits(tmp_path: Path) -> None
             await time.until(time() + EVERY_S)
         assert cache == "HIT"
         for other in others:
-            told = [message for name, message in edge.wire.told if name == other.name]
-            assert [each.ref for message in told for each in message.reads] == [*REFS, *REFS]
-            assert {each.reader for message in told for each in message.reads} == {"10.0.0.1"}
+            notices = [message for name, message in edge.wire.told if name == other.name]
+            assert [each.ref for message in notices for each in message.reads] == [*REFS, *REFS]
+            assert {each.reader for message in notices for each in message.reads} == {"10.0.0.1"}
             await time.run(other.engine.prefetch.tick())
             dataset, _ = other.engine.planner.registry.item(REFS[0])
             (job,) = dataset.jobs.values()
             assert job.client == f"{edge.name}/10.0.0.1"
             assert [*map(len, (epoch.log for epoch in job.epochs))] == [4, 4], "two epochs"
-            assert not other.wire.told, "it does not pass on what it heard"
+            assert not other.wire.told, "it does not pass on what it received"
 
 
 async def test_a_member_that_hangs_keeps_nothing_from_the_others(tmp_path: Path) -> None:

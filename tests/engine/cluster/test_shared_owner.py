@@ -14,7 +14,7 @@ from tests.support.members import timed_cluster
 DATA = RAMP[:BLOCK]
 
 
-async def test_an_owner_tells_what_it_sends_to_all(tmp_path: Path) -> None:
+async def test_an_owner_reports_what_it_sends_to_all(tmp_path: Path) -> None:
     with timed_cluster(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         ref = nodes.ref_owned_by("a")
@@ -26,7 +26,7 @@ async def test_an_owner_tells_what_it_sends_to_all(tmp_path: Path) -> None:
         # One body to `b` of late, but for its last piece, which nobody waited for; and now one to `c`.
         assert 0.8 * BLOCK < sending.bytes_s <= BLOCK
         assert sending.bodies == 1
-        # A reply without bytes tells nothing, and forgets nothing.
+        # A reply without bytes reports nothing, and forgets nothing.
         nodes["c"].members.health.of("a").replied(0.0)
         assert nodes["c"].members.health.of("a").sending == sending
 

@@ -56,7 +56,7 @@ def missed(node: Node) -> float:
 
 
 async def writes(other: FakeMember, *to: Node) -> None:
-    """It tells its own members of a write, and those of `to`."""
+    """It notifies its own members of a write, and those of `to`."""
     number = other.mine.forgets + 1
     other.mine = replace(other.mine, forgets=number)
     for node in to:
@@ -96,7 +96,7 @@ async def test_a_name_that_is_used_twice_is_said_once_and_costs_no_questions(
 async def test_a_node_that_others_refuse_for_its_name_learns_it_from_their_greetings(
     cluster_id: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It began first: who has heard of the others refuses it, whatever it asks."""
+    """It began first: a member that has met the others refuses it, whatever it asks."""
     caplog.set_level(logging.ERROR)
     async with knowing(tmp_path) as (_, node, time):
         for _ in range(ROUNDS):
@@ -109,7 +109,7 @@ async def test_a_node_that_others_refuse_for_its_name_learns_it_from_their_greet
 
 @pytest.mark.parametrize("name", ["a", "b", "z"])
 async def test_a_member_of_another_cluster_costs_no_questions(name: str, tmp_path: Path) -> None:
-    """Its writes are told to its own members alone."""
+    """It notifies its own members alone of its writes."""
     async with knowing(tmp_path) as (nodes, node, time):
         other = process(name, "other:9482", 2, "another")
         before = nodes.origin.count()
@@ -123,7 +123,7 @@ async def test_a_member_of_another_cluster_costs_no_questions(name: str, tmp_pat
         assert node.members.health.of("b").may_request(time())
 
 
-async def test_a_write_of_a_member_that_has_just_joined_is_heard_and_its_gaps_are_seen(tmp_path: Path) -> None:
+async def test_a_write_of_a_member_that_has_just_joined_is_received_and_its_gaps_are_seen(tmp_path: Path) -> None:
     """Before any list has it: the names are forgotten at once, and a number that is missing is noticed."""
     with timed_cluster(tmp_path, "a", freshness="immutable") as (time, nodes):
         node = nodes["a"]

@@ -38,7 +38,7 @@ ETAGS = {
 
 
 class Store:
-    """A bucket whose ETag of an object is always the same, and where only the date tells contents apart."""
+    """A bucket whose ETag of an object is always the same, and where contents differ in the date alone."""
 
     def __init__(self, nodes: Cluster, etag: str) -> None:
         self.nodes = nodes

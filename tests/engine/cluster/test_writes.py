@@ -77,7 +77,7 @@ async def test_an_answer_from_before_the_write_that_comes_after_it_is_not_believ
         await owner.get()
         await nodes.settle()
         nodes.clock.advance(5)
-        # The owner does not hear of the write, and goes on believing the old version.
+        # The owner does not learn of the write, and goes on believing the old version.
         for node in (edge, writer):
             node.wire.services = {edge.address: edge.service} if node is writer else node.wire.services
         await write(writer, "PUT", body=RAMP[:2000])
@@ -86,14 +86,14 @@ async def test_an_answer_from_before_the_write_that_comes_after_it_is_not_believ
         await nodes.settle()
 
 
-async def test_the_members_hear_of_a_write_before_it_is_sent_and_before_its_last_byte(tmp_path: Path) -> None:
+async def test_the_members_are_notified_of_a_write_before_it_is_sent_and_before_its_last_byte(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
         await nodes.meet()
         writer = nodes["a"]
-        heard: list[tuple[str, int]] = []
-        nodes.origin.on_write = lambda request: heard.append(("sent", len(writer.wire.forgets)))
+        recorded: list[tuple[str, int]] = []
+        nodes.origin.on_write = lambda request: recorded.append(("sent", len(writer.wire.forgets)))
         await write(writer, "PUT", body=b"new")
-        assert heard == [("sent", 2)]
+        assert recorded == [("sent", 2)]
         assert len(writer.wire.forgets) == 4
         writer.wire.forgets.clear()
         nodes.origin.faults.append(Fault(method="POST", status=200, body=b"<CompleteMultipartUploadResult/>"))
@@ -129,7 +129,7 @@ async def test_a_member_that_says_nothing_holds_a_write_up_for_a_moment(tmp_path
         assert nodes["a"].engine.metrics.value("outrider_peer_forgets_total", result="acknowledged") == 2
 
 
-async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_of_the_gap(tmp_path: Path) -> None:
+async def test_a_member_that_missed_a_write_asks_about_everything_once_it_learns_of_the_gap(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
         await known_to_all(nodes)
         cut_off, writer = nodes["a"], nodes["b"]
@@ -164,7 +164,7 @@ async def test_a_member_that_doubts_all_versions_asks_the_bucket_for_no_bytes(tm
         await nodes.settle()
 
 
-async def test_a_new_process_of_a_member_may_have_written_what_nobody_heard_of(tmp_path: Path) -> None:
+async def test_a_new_process_of_a_member_may_have_written_what_nobody_knows_of(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
         nodes.origin.put(REF, RAMP[:1000])
         await nodes.meet()
@@ -194,7 +194,7 @@ async def test_a_write_without_an_answer_is_in_doubt_everywhere(tmp_path: Path) 
         await nodes.settle()
 
 
-async def test_a_member_that_still_reads_its_index_hears_of_writes(tmp_path: Path) -> None:
+async def test_a_member_that_still_reads_its_index_is_notified_of_writes(tmp_path: Path) -> None:
     """It serves clients, too."""
     with cluster(tmp_path, freshness="immutable") as nodes:
         nodes.origin.put(REF, RAMP[:1000])
