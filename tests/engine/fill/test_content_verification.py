@@ -108,7 +108,7 @@ async def test_a_bit_turned_in_a_small_object_is_noticed_by_no_reader(kind: Kind
     room.origin.turned[REF] = Turned(offset=500, times=1)
     assert await read(room) == SMALL
     assert (mismatches(room), room.origin.count("GET")) == (1, 2)
-    # The second fetch is by a Range, whose reply tells no checksum, and no HEAD is sent for one that is no CRC.
+    # The second fetch is by a Range, whose reply has no checksum, and no HEAD is sent for one that is no CRC.
     assert proved(room) == ([] if kind in (Kind.SHA1, Kind.SHA256) else [0])
     assert await read(room) == SMALL
     assert room.origin.count("GET") == 2
@@ -338,7 +338,7 @@ async def test_blocks_are_read_again_where_the_bucket_has_another_kind_of_crc(ro
     [(), checksum_headers(Kind.CRC32, LARGE, is_full=False), *COMPOSITES, checksum_headers(Kind.SHA256, LARGE)],
     ids=["no checksum", "composite", "no suffix", "no type", "no suffix and no type", "no CRC"],
 )
-async def test_nothing_is_claimed_where_the_bucket_tells_nothing_that_can_be_compared(
+async def test_nothing_is_claimed_where_the_bucket_gives_nothing_that_can_be_compared(
     headers: Headers, room: Engine
 ) -> None:
     refs = [ObjectRef("train", f"{number}.tar") for number in range(8)]
@@ -353,7 +353,7 @@ async def test_nothing_is_claimed_where_the_bucket_tells_nothing_that_can_be_com
 
 
 @pytest.mark.parametrize("headers", COMPOSITES, ids=["no suffix", "no type", "neither"])
-async def test_a_checksum_of_parts_cuts_no_reader_of_ranges_however_late_it_is_told(
+async def test_a_checksum_of_parts_cuts_no_reader_of_ranges_however_late_it_comes(
     headers: Headers, room: Engine
 ) -> None:
     put(room, LARGE, *headers, etag='"v1-3"')
