@@ -289,12 +289,12 @@ def page_with(old: str, new: str, count: int = 4) -> bytes:
      ("ListBucketResult", "ListVersionsResult"), ("</Contents>", "</Contents><Odd/>"),
      ("</Size>", "</Size><ChecksumAlgorithm>CRC32</ChecksumAlgorithm><Other/>")],
 )  # fmt: skip
-def test_a_page_of_a_form_that_is_not_known_is_not_told(old: str, new: str) -> None:
+def test_a_page_of_a_form_that_is_not_known_is_not_amended(old: str, new: str) -> None:
     assert amended(page_with("", ""), QUERY, {"a/2": FACTS}, lambda name: False) is not None
     assert amended(page_with(old, new), QUERY, {"a/2": FACTS}, lambda name: False) is None
 
 
-def test_a_page_with_few_objects_does_not_tell_how_the_store_lists_dates() -> None:
+def test_a_page_with_few_objects_does_not_show_how_the_store_lists_dates() -> None:
     assert amended(page_with("", "", 2), QUERY, {"a/1": FACTS}, lambda name: False) is None
     assert amended(page_with("", "", 2), QUERY, {"a/1": None}, lambda name: False) is not None
 
@@ -308,11 +308,11 @@ def test_a_page_with_few_objects_does_not_tell_how_the_store_lists_dates() -> No
         (*QUERY, ("max-keys", "x")),
     ],
 )
-def test_a_page_of_an_odd_request_is_not_told(query: Query) -> None:
+def test_a_page_of_an_odd_request_is_not_amended(query: Query) -> None:
     assert amended(page_with("", ""), query, {"a/2x": FACTS}, lambda name: False) is None
 
 
-def test_a_page_with_an_object_by_the_name_of_a_common_prefix_is_not_told() -> None:
+def test_a_page_with_an_object_by_the_name_of_a_common_prefix_is_not_amended() -> None:
     query: Query = (*QUERY, ("delimiter", "/"))
     assert amended(page_with("a/2<", "a/2/<"), query, {"a/2x/y": FACTS}, lambda name: False) is not None
     for facts in (FACTS, None):
@@ -338,5 +338,5 @@ def test_checksums_are_shown_as_the_store_shows_them() -> None:
      (("etag", '"a&b"'), ("last-modified", "Tue, 24 Nov 2026 00:00:00 GMT")),
      (("etag", '"e"'), ("last-modified", "yesterday"))],
 )  # fmt: skip
-def test_a_reply_that_does_not_tell_enough_gives_no_facts(headers: tuple[tuple[str, str], ...]) -> None:
+def test_a_reply_that_does_not_state_enough_gives_no_facts(headers: tuple[tuple[str, str], ...]) -> None:
     assert ListedFacts.of(headers, 7) is None

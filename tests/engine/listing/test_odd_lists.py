@@ -39,10 +39,10 @@ class ListOrigin(FakeOrigin):
     page_keys: int = 5
     version: int = 2
     encodes: bool = True
-    tells_encoding: bool = True
-    ways: str = "told"
-    """`told`: a token or marker; `none`: neither; `stuck`: the same one each time, with the first page; `fresh`: a new
-    one each time, with the first page."""
+    states_encoding: bool = True
+    ways: str = "stated"
+    """`stated`: a token or marker; `none`: neither; `stuck`: the same one each time, with the first page; `fresh`: a
+    new one each time, with the first page."""
     heeds_last_key: bool = True
     heeds_prefix: bool = True
     refuses: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class ListOrigin(FakeOrigin):
                 way_on = f"<NextContinuationToken>{mark}:{last}</NextContinuationToken>"
         if self.empty_page_at == len(self.log):
             shown, way_on = [], f"<NextContinuationToken>1:{escape(after)}</NextContinuationToken>"
-        encoding = "<EncodingType>url</EncodingType>" if encoded and self.tells_encoding else ""
+        encoding = "<EncodingType>url</EncodingType>" if encoded and self.states_encoding else ""
         contents = "".join(self.entry.format(key) for key in shown)
         return (
             f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{contents}{way_on}{self.extra}{encoding}"
@@ -178,7 +178,7 @@ async def test_a_page_may_be_empty_before_the_last() -> None:
 
 
 async def test_a_key_that_looks_encoded_is_taken_as_it_is_where_the_store_does_not_say_so() -> None:
-    assert await listed(ListOrigin(keys=["a/%41+b"], tells_encoding=False, encodes=False)) == ["a/%41+b"]
+    assert await listed(ListOrigin(keys=["a/%41+b"], states_encoding=False, encodes=False)) == ["a/%41+b"]
     assert await listed(ListOrigin(keys=["a/\x01"])) == ["a/\x01"]
 
 
