@@ -63,17 +63,17 @@ class Commands:
         async def whole(limit: int) -> bytes:
             return body
 
-        told = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+        pairs = tuple((name.replace("_", "-"), value) for name, value in headers.items())
         operation = Operation(OperationKind.CONTROL, method, "_outrider", f"{folder}/mine", ())
-        request = ControlRequest(operation, told, Principal(None, None, UNSIGNED), "", whole)
+        request = ControlRequest(operation, pairs, Principal(None, None, UNSIGNED), "", whole)
         answer = await self.commands.answer(request, folder, "mine")
         return json.loads(answer.body) if answer.body else None
 
     async def ended(self, folder: str = "warm") -> dict[str, Any]:
-        """The progress when it is over."""
-        while (told := await self.send("GET", folder))["state"] == "running":
+        """The report of a command that has ended."""
+        while (report := await self.send("GET", folder))["state"] == "running":
             await self.time.sleep(0.1)
-        return dict(told)
+        return dict(report)
 
 
 class Room:

@@ -18,20 +18,20 @@ async def test_each_member_warms_its_blocks_and_the_progress_is_the_sum(here: Ro
     asked = here.of["a"]
     await here.time.run(asked.send("PUT", "warm", LIST))
     await here.time.until(here.time() + 5)
-    told = await here.time.run(asked.send("GET", "warm"))
-    assert told["state"] == "running", "one block of one member is missing"
-    assert SIZE * COUNT - BLOCK <= told["bytes"]["on_disk"] < SIZE * COUNT
-    # After a stop in between, the member that was asked would go on, and tell the others.
+    report = await here.time.run(asked.send("GET", "warm"))
+    assert report["state"] == "running", "one block of one member is missing"
+    assert SIZE * COUNT - BLOCK <= report["bytes"]["on_disk"] < SIZE * COUNT
+    # After a stop in between, the member that was asked would go on, and notify the others.
     assert [len(each.commands.under_way()) for each in here.of.values()] == [1, 0, 0]
     gate.set()
-    told = await here.time.run(asked.ended())
-    assert told["state"] == "done"
-    assert told["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
-    assert told["bytes"] == {"wanted": COUNT * SIZE, "on_disk": COUNT * SIZE, "fetched": COUNT * SIZE}
+    report = await here.time.run(asked.ended())
+    assert report["state"] == "done"
+    assert report["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
+    assert report["bytes"] == {"wanted": COUNT * SIZE, "on_disk": COUNT * SIZE, "fetched": COUNT * SIZE}
     assert here.origin.body_bytes == COUNT * SIZE, "the bucket is asked for each block once"
     for name in here.of:
         assert here.held(name) == {block for block in EVERY if here.owner(*block) == name}
-    assert (await here.time.run(here.of["b"].send("GET", "warm")))["bytes"] == told["bytes"]
+    assert (await here.time.run(here.of["b"].send("GET", "warm")))["bytes"] == report["bytes"]
 
 
 async def test_the_end_of_the_own_part_is_followed_by_a_look_at_the_others(here: Room) -> None:
@@ -42,8 +42,8 @@ async def test_the_end_of_the_own_part_is_followed_by_a_look_at_the_others(here:
     await here.time.until(here.time() + 5)
     gate.set()
     await here.time.until(here.time() + 0.05)
-    told = await here.time.run(here.of["a"].send("GET", "warm"))
-    assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
+    report = await here.time.run(here.of["a"].send("GET", "warm"))
+    assert (report["state"], report["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
 
 
 @pytest.mark.parametrize("after_its_end", [False, True])
@@ -61,29 +61,29 @@ async def test_the_part_of_a_member_that_goes_is_taken_over(after_its_end: bool,
     await here.time.until(here.time() + 5)
     for gate in gates:
         gate.set()
-    told = await here.time.run(here.of["a"].ended())
-    assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
+    report = await here.time.run(here.of["a"].ended())
+    assert (report["state"], report["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
     assert here.held("a") | here.held("b") == EVERY
 
 
-async def test_a_member_that_forgot_its_part_is_told_again(here: Room) -> None:
+async def test_a_member_that_forgot_its_part_is_given_it_again(here: Room) -> None:
     await here.time.run(here.nodes.meet())
     gate = here.gate(*here.a_block_of("b"))
     await here.time.run(here.of["a"].send("PUT", "warm", LIST))
     await here.time.until(here.time() + 5)
     here.of["c"].book.pop("", "mine")
     gate.set()
-    told = await here.time.run(here.of["a"].ended())
-    assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
+    report = await here.time.run(here.of["a"].ended())
+    assert (report["state"], report["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
 
 
 async def test_an_object_that_is_missing_is_one_failure(here: Room) -> None:
     await here.time.run(here.nodes.meet())
     here.origin.delete(REFS[3])
     await here.time.run(here.of["b"].send("PUT", "warm", LIST))
-    told = await here.time.run(here.of["b"].ended())
-    assert (told["state"], told["objects"]["failed"]) == ("failed", 1)
-    assert [failure["object"] for failure in told["failures"]] == [str(REFS[3])]
+    report = await here.time.run(here.of["b"].ended())
+    assert (report["state"], report["objects"]["failed"]) == ("failed", 1)
+    assert [failure["object"] for failure in report["failures"]] == [str(REFS[3])]
 
 
 async def test_a_cancelled_warm_up_ends_at_all_members_and_is_then_forgotten_by_all(here: Room) -> None:
@@ -108,8 +108,8 @@ async def test_all_members_drop_what_is_evicted(here: Room) -> None:
     await here.time.run(here.of["a"].send("PUT", "warm", LIST))
     await here.time.run(here.of["a"].ended())
     await here.time.run(here.of["b"].send("PUT", "evict", LIST))
-    told = await here.time.run(here.of["b"].send("GET", "evict"))
-    assert (told["blocks"], told["bytes"] >= COUNT * SIZE) == (COUNT * 4, True)
+    report = await here.time.run(here.of["b"].send("GET", "evict"))
+    assert (report["blocks"], report["bytes"] >= COUNT * SIZE) == (COUNT * 4, True)
     assert not any(here.held(name) for name in here.of)
     del here.nodes["b"].wire.services[here.nodes["c"].address]
     with pytest.raises(ServiceUnavailable, match="member c"):
@@ -121,12 +121,12 @@ async def test_each_member_verifies_what_it_has_and_the_progress_is_the_sum(tmp_
     await here.time.run(here.of["a"].send("PUT", "warm", LIST))
     await here.time.run(here.of["a"].ended())
     await here.time.run(here.of["a"].send("PUT", "verify"))
-    told = await here.time.run(here.of["a"].ended("verify"))
-    assert (told["state"], told["blocks"]) == ("done", {"wanted": 32, "verified": 32, "bad": 0})
-    assert told["bytes"]["verified"] >= COUNT * SIZE
+    report = await here.time.run(here.of["a"].ended("verify"))
+    assert (report["state"], report["blocks"]) == ("done", {"wanted": 32, "verified": 32, "bad": 0})
+    assert report["bytes"]["verified"] >= COUNT * SIZE
     # A member that was started again verifies once more, and its disk has a bad block by now.
     here.of["c"].verification.cancel("", "mine")
     path = block_files(tmp_path / "c")[0]
     path.write_bytes(bytes(path.stat().st_size))
-    told = await here.time.run(here.of["a"].ended("verify"))
-    assert (told["state"], told["blocks"]["bad"], len(told["bad"])) == ("failed", 1, 1)
+    report = await here.time.run(here.of["a"].ended("verify"))
+    assert (report["state"], report["blocks"]["bad"], len(report["bad"])) == ("failed", 1, 1)

@@ -30,19 +30,19 @@ async def test_so_many_members_keep_each_block_and_the_bucket_gives_it_once(
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
         await here.time.run(here.of["a"].send("PUT", "warm", LIST, x_amz_meta_copies=copies))
-        told = await here.time.run(here.of["a"].ended())
-        assert (told["state"], told["copies"], told["notes"]) == ("done", copies, [])
-        assert told["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
+        report = await here.time.run(here.of["a"].ended())
+        assert (report["state"], report["copies"], report["notes"]) == ("done", copies, [])
+        assert report["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
         whole = kept * COUNT * SIZE
-        assert told["bytes"] == {"wanted": whole, "on_disk": whole, "fetched": whole}
+        assert report["bytes"] == {"wanted": whole, "on_disk": whole, "fetched": whole}
         assert here.origin.body_bytes == COUNT * SIZE
         for name in here.of:
             assert here.held(name) == ranked(here, name, kept)
         # All of it is there: nothing is fetched again.
         before = len(here.origin.log)
         await here.time.run(here.of["b"].send("PUT", "warm", LIST, x_amz_meta_copies=copies))
-        told = await here.time.run(here.of["b"].ended())
-        assert (told["bytes"]["on_disk"], told["bytes"]["fetched"], len(here.origin.log)) == (whole, 0, before)
+        report = await here.time.run(here.of["b"].ended())
+        assert (report["bytes"]["on_disk"], report["bytes"]["fetched"], len(here.origin.log)) == (whole, 0, before)
 
 
 async def test_own_blocks_come_first_and_each_member_begins_with_the_one_after_it(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ async def test_own_blocks_come_first_and_each_member_begins_with_the_one_after_i
         own = {block for block in EVERY if here.owner(*block) == "b"}
         assert here.held("b") < own, "while one of its own is missing, it asks for no copy"
         gate.set()
-        told = await here.time.run(here.of["a"].ended())
-        assert told["bytes"]["on_disk"] == 3 * COUNT * SIZE
+        report = await here.time.run(here.of["a"].ended())
+        assert report["bytes"]["on_disk"] == 3 * COUNT * SIZE
         for name, first, then in (("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b")):
             reads = here.nodes[name].wire.reads
             # The others are of own blocks, of which the ring of a moment ago had another owner.
@@ -73,9 +73,9 @@ async def test_copies_for_which_a_member_has_no_room_fail_and_its_own_blocks_sta
         await here.time.run(here.nodes.meet())
         here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = WHOLE_BYTES - 1
         await here.time.run(here.of["a"].send("PUT", "warm", LIST, x_amz_meta_copies="all"))
-        told = await here.time.run(here.of["a"].ended())
-        assert (told["state"], told["objects"]["failed"]) == ("failed", 1)
-        assert [failure["error"] for failure in told["failures"]] == [
+        report = await here.time.run(here.of["a"].ended())
+        assert (report["state"], report["objects"]["failed"]) == ("failed", 1)
+        assert [failure["error"] for failure in report["failures"]] == [
             "no room for a copy at b: 1 bytes are missing in the cache"
         ]
         assert here.held("a") == here.held("c") == EVERY
@@ -86,9 +86,9 @@ async def test_more_copies_than_members_are_as_many_as_members_and_that_is_said(
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
         await here.time.run(here.of["c"].send("PUT", "warm", LIST, x_amz_meta_copies="5"))
-        told = await here.time.run(here.of["c"].ended())
-        assert (told["state"], told["bytes"]["on_disk"]) == ("done", 3 * COUNT * SIZE)
-        assert told["notes"] == ["5 copies are wanted, and there are 3 members: each of them keeps one"]
+        report = await here.time.run(here.of["c"].ended())
+        assert (report["state"], report["bytes"]["on_disk"]) == ("done", 3 * COUNT * SIZE)
+        assert report["notes"] == ["5 copies are wanted, and there are 3 members: each of them keeps one"]
 
 
 async def test_a_member_of_0_2_keeps_what_it_owns_and_that_is_said(tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ async def test_a_member_of_0_2_keeps_what_it_owns_and_that_is_said(tmp_path: Pat
 
         async def as_before_0_3(command: Command) -> CommandAnswer:
             answer = await take(replace(command, copies=None))
-            told = answer.report or {}
-            return replace(answer, report={name: told[name] for name in told if name not in ("copies", "notes")})
+            report = answer.report or {}
+            return replace(answer, report={name: report[name] for name in report if name not in ("copies", "notes")})
 
         here.nodes["b"].service.take_command = as_before_0_3
         await here.time.run(here.of["a"].send("PUT", "warm", LIST, x_amz_meta_copies="all"))
-        told = await here.time.run(here.of["a"].ended())
-        assert told["state"] == "done"
-        assert told["notes"] == ["b is older than 0.3: it keeps the blocks that it owns, and no copies of others"]
+        report = await here.time.run(here.of["a"].ended())
+        assert report["state"] == "done"
+        assert report["notes"] == ["b is older than 0.3: it keeps the blocks that it owns, and no copies of others"]
         assert here.held("a") == here.held("c") == EVERY
         assert here.held("b") == {block for block in EVERY if here.owner(*block) == "b"}
 
@@ -126,8 +126,8 @@ async def test_a_warm_up_goes_on_with_its_copies_after_a_start(tmp_path: Path) -
         await here.time.run(here.of["a"].send("DELETE", "warm"))
         gate.set()
         await here.time.run(commands.resume([saved]))
-        told = await here.time.run(here.of["a"].ended())
-        assert (told["copies"], told["bytes"]["on_disk"]) == ("2", 2 * COUNT * SIZE)
+        report = await here.time.run(here.of["a"].ended())
+        assert (report["copies"], report["bytes"]["on_disk"]) == ("2", 2 * COUNT * SIZE)
 
 
 @pytest.mark.parametrize(("folder", "copies", "why"), [

@@ -60,10 +60,10 @@ async def test_each_member_keeps_the_blocks_that_it_owns(here: Room) -> None:
     assert (sum(reserved(here).values()), min(reserved(here).values()) > 0) == (DISK_BYTES, True)
     assert here.origin.body_bytes == COUNT * SIZE, "the bucket is asked for each block once"
     for each in here.of.values():
-        told = await here.time.run(each.send("GET", "pin"))
-        assert (told["state"], told["reserved_bytes"]) == ("done", DISK_BYTES)
-        assert told["bytes"] == {"wanted": COUNT * SIZE, "on_disk": COUNT * SIZE, "fetched": COUNT * SIZE}
-        assert told["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
+        report = await here.time.run(each.send("GET", "pin"))
+        assert (report["state"], report["reserved_bytes"]) == ("done", DISK_BYTES)
+        assert report["bytes"] == {"wanted": COUNT * SIZE, "on_disk": COUNT * SIZE, "fetched": COUNT * SIZE}
+        assert report["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
     # A copy of another's block may go.
     near = here.a_block_of("b")
     await here.time.run(here.nodes["a"].get(near[0]))
@@ -108,11 +108,11 @@ async def test_a_pin_is_failed_while_a_part_does_not_fit_and_names_the_member(he
     await pinned(here, "c", A_FEW)
     here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "b") - 1
     await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-    told = await here.time.run(here.of["a"].ended("pin"))
-    (failure,) = told["failures"]
-    assert (told["state"], failure["object"]) == ("failed", "the part of b")
+    report = await here.time.run(here.of["a"].ended("pin"))
+    (failure,) = report["failures"]
+    assert (report["state"], failure["object"]) == ("failed", "the part of b")
     assert "1 bytes are missing" in failure["error"]
-    assert (reserved(here)["b"], told["reserved_bytes"]) == (0, sum(reserved(here).values()))
+    assert (reserved(here)["b"], report["reserved_bytes"]) == (0, sum(reserved(here).values()))
     assert all(kept(here, name) == owned(here, name) for name in "ac")
     # Whichever member is asked.
     assert (await here.time.run(here.of["b"].send("GET", "pin")))["failures"] == [failure]
@@ -134,19 +134,19 @@ async def test_a_pin_that_is_given_while_a_member_is_away_is_done_when_that_one_
 
 
 @pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
-async def test_a_member_that_did_not_hear_of_a_pin_asks_for_it(before: bytes, here: Room) -> None:
+async def test_a_member_that_missed_a_pin_asks_for_it(before: bytes, here: Room) -> None:
     """Its part of an earlier pin of that name does not count."""
     await here.time.run(here.nodes.meet())
     if before:
         await pinned(here, "b", before)
     commands = here.of["c"].commands
 
-    async def deaf(command: Command) -> CommandAnswer:
+    async def misses_puts(command: Command) -> CommandAnswer:
         if command.verb == "put":
             raise PeerFailed("broke")
         return await commands.command(command)
 
-    here.nodes["c"].service.take_command = deaf
+    here.nodes["c"].service.take_command = misses_puts
     await here.time.run(here.of["a"].send("PUT", "pin", LIST))
     await here.time.until(here.time() + 5)
     assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
@@ -196,8 +196,12 @@ async def test_the_blocks_of_a_member_that_leaves_are_kept_by_the_others(tmp_pat
         assert sum(len(kept(here, name)) for name in "abd") == len(EVERY)
         assert set.union(*(kept(here, name) for name in "abd")) == EVERY
         assert sum(reserved(here)[name] for name in "abd") == DISK_BYTES
-        told = await here.time.run(here.of["a"].send("GET", "pin"))
-        assert (told["state"], told["bytes"]["on_disk"], told["objects"]["on_disk"]) == ("done", COUNT * SIZE, COUNT)
+        report = await here.time.run(here.of["a"].send("GET", "pin"))
+        assert (report["state"], report["bytes"]["on_disk"], report["objects"]["on_disk"]) == (
+            "done",
+            COUNT * SIZE,
+            COUNT,
+        )
 
 
 async def test_a_member_that_joins_keeps_its_part(here: Room) -> None:
@@ -212,7 +216,7 @@ async def test_a_member_that_joins_keeps_its_part(here: Room) -> None:
     assert (await here.time.run(here.of["c"].send("GET", "pin")))["state"] == "done"
 
 
-async def test_a_member_hears_of_pins_that_it_lost_or_missed_the_end_of(here: Room) -> None:
+async def test_a_member_learns_of_pins_that_it_lost_or_missed_the_end_of(here: Room) -> None:
     await here.time.run(here.nodes.meet())
     await pinned(here)
     # As after a start with an empty directory.
@@ -227,7 +231,7 @@ async def test_a_member_hears_of_pins_that_it_lost_or_missed_the_end_of(here: Ro
     assert set(reserved(here).values()) == {0}
 
 
-async def test_the_end_of_a_pin_outlives_a_start_of_all_members_that_heard_of_it(here: Room) -> None:
+async def test_the_end_of_a_pin_outlives_a_start_of_all_members_that_knew_of_it(here: Room) -> None:
     await here.time.run(here.nodes.meet())
     await pinned(here)
     del here.nodes["a"].wire.services[here.nodes["c"].address]
@@ -251,9 +255,9 @@ async def test_a_member_without_room_for_its_part_says_so(here: Room) -> None:
     usual, budget.capacity_bytes = budget.capacity_bytes, usual_disk_bytes(BLOCK)
     await pinned(here)
     await met(here, "abc")
-    told = await here.time.run(here.of["a"].send("GET", "pin"))
-    assert (told["state"], reserved(here)["c"], kept(here, "c")) == ("failed", 0, set())
-    assert "bytes are missing" in told["failures"][0]["error"]
+    report = await here.time.run(here.of["a"].send("GET", "pin"))
+    assert (report["state"], reserved(here)["c"], kept(here, "c")) == ("failed", 0, set())
+    assert "bytes are missing" in report["failures"][0]["error"]
     budget.capacity_bytes = usual
     await here.lose("b")
     await met(here, "ac", 2 * AWAY_S)
@@ -267,10 +271,10 @@ async def test_a_warm_up_that_fits_the_members_together_is_brought(here: Room) -
     for node in here.nodes:
         node.engine.store.disks[0].budget.capacity_bytes = part_bytes(here, node.name)
     await here.time.run(here.of["a"].send("PUT", "warm", LIST))
-    told = await here.time.run(here.of["a"].ended())
-    assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
+    report = await here.time.run(here.of["a"].ended())
+    assert (report["state"], report["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
     here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = 3 * usual_disk_bytes(BLOCK)
     await here.time.run(here.of["a"].send("PUT", "warm", LIST))
-    told = await here.time.run(here.of["a"].ended())
-    assert (told["state"], "no room" in told["failures"][0]["error"]) == ("failed", True)
-    assert {failure["object"] for failure in told["failures"]} <= {str(ref) for ref in REFS}
+    report = await here.time.run(here.of["a"].ended())
+    assert (report["state"], "no room" in report["failures"][0]["error"]) == ("failed", True)
+    assert {failure["object"] for failure in report["failures"]} <= {str(ref) for ref in REFS}

@@ -79,16 +79,16 @@ async def test_each_byte_is_filled_once_and_counted(room: Engine) -> None:
     assert len(room.origin.log) == before
 
 
-async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(making: Making) -> None:
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_gave_meanwhile(making: Making) -> None:
     with making(sleep=no_patience_ends) as room:
         head, get = asyncio.Event(), asyncio.Event()
         room.origin.faults += [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
-        told = asyncio.create_task(room.version_lookup.ask(REFS[0], None))
+        lookup = asyncio.create_task(room.version_lookup.ask(REFS[0], None))
         await under_way(room, 1)
         reading = asyncio.create_task(room.get(REFS[0]))
         await under_way(room, 2)
         head.set()
-        await told
+        await lookup
         begun(room, REFS[:1])
         await settled_loop()
         get.set()
@@ -341,7 +341,7 @@ async def test_objects_that_were_evicted_before_the_end_are_failures(room: Engin
     assert not warm_up.progress.passing
 
 
-async def test_objects_whose_size_a_head_told_are_filled_once(room: Engine) -> None:
+async def test_objects_whose_size_a_head_gave_are_filled_once(room: Engine) -> None:
     for _ in range(3):
         room.warmup_runner.hint(REFS[0])
     room.warmup_runner.hint(ObjectRef("train", "none"))
@@ -435,7 +435,7 @@ PAGE = """<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><IsT
 
 
 async def test_sizes_are_looked_up_in_a_few_list_pages_and_by_heads_beyond_them(room: Engine) -> None:
-    """Between the names lie other names without end. The size that the LIST told of the first object was wrong by the
+    """Between the names lie other names without end. The size that the LIST gave of the first object was wrong by the
     time it came."""
     refs = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(20)]
     for number, ref in enumerate(refs[COUNT:], COUNT):
