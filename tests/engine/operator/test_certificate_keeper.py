@@ -88,11 +88,11 @@ async def test_the_first_round_makes_all_that_the_api_server_needs(caplog: pytes
 
 
 async def test_no_api_server_ever_refuses_over_the_life_of_two_authorities() -> None:
-    """One that heard of the bundle of ten minutes ago, too."""
+    """Nor does one that still trusts the bundle of ten minutes ago."""
     world = World(operators=2)
     await world.operators[0].step()
     await world.operators[1].step()
-    told: list[tuple[float, str]] = []
+    bundles: list[tuple[float, str]] = []
     signers, renewals, fine = set[str](), 0, 0
     until = BEGIN + 15 * 365 * DAY_S
     while world.now < until:
@@ -102,8 +102,8 @@ async def test_no_api_server_ever_refuses_over_the_life_of_two_authorities() -> 
         fine = 15 if world.secret() != before else max(0, fine - 1)
         renewals += world.secret()["tls.crt"] != before["tls.crt"]
         [bundle] = world.kube.bundles()
-        told.append((world.now, bundle))
-        lagging = next(old for at, old in reversed(told) if at <= world.now - SETTLE_S or (at, old) == told[0])
+        bundles.append((world.now, bundle))
+        lagging = next(old for at, old in reversed(bundles) if at <= world.now - SETTLE_S or (at, old) == bundles[0])
         for shown in world.shown:
             assert accepts(bundle, shown[-1], world.now)
             assert accepts(lagging, shown[-1], world.now)
@@ -145,7 +145,7 @@ async def test_a_new_authority_signs_only_when_it_has_been_trusted_for_a_while()
     assert accepts(world.kube.bundle(), world.shown[0][-1], world.now)
 
 
-async def test_without_the_right_to_tell_the_api_server_the_old_authority_signs_on() -> None:
+async def test_without_the_right_to_patch_the_configuration_the_old_authority_signs_on() -> None:
     world = World()
     await world.round()
     [[first]] = world.shown

@@ -310,7 +310,7 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_forgotten(world: World) -
     assert world.kube.reasons() == [("train-0", "Warming")]
 
 
-async def test_a_wish_that_makes_no_sense_is_told_once_and_holds_no_pod(world: World) -> None:
+async def test_a_wish_that_makes_no_sense_is_reported_once_and_holds_no_pod(world: World) -> None:
     world.kube.add(near(warm="150 %"), gated=False)
     world.kube.add(near(warm="150 %", name="changed-later"))
     world.kube.add(pod(labels={"outrider.dev/inject": "both"}, name="injected"), gated=False)
@@ -323,7 +323,7 @@ async def test_a_wish_that_makes_no_sense_is_told_once_and_holds_no_pod(world: W
     assert list(world.caches.begun.values()) == []
 
 
-async def test_progress_is_told_once_a_minute(world: World) -> None:
+async def test_progress_is_reported_once_a_minute(world: World) -> None:
     world.kube.add(near(warm="0.9"))
     for second in range(0, 150, 3):
         world.now = NOW + second
@@ -334,14 +334,14 @@ async def test_progress_is_told_once_a_minute(world: World) -> None:
     ]
 
 
-async def test_of_thousands_of_pods_each_is_told_of_less_often(world: World) -> None:
+async def test_of_thousands_of_pods_each_is_reported_less_often(world: World) -> None:
     world.kube.add(*(near(warm="0.9", name=f"train-{rank}") for rank in range(610)))
-    told = []
+    counts = []
     for second in (0, 60, 61):
         world.now = NOW + second
         await world.step()
-        told.append(len(world.kube.events))
-    assert told == [610, 610, 1220], "ten a second at most"
+        counts.append(len(world.kube.events))
+    assert counts == [610, 610, 1220], "ten a second at most"
 
 
 async def test_data_that_is_warm_already_is_looked_after_soon(world: World) -> None:
@@ -360,7 +360,7 @@ async def test_a_slow_answer_to_one_pod_of_a_job_holds_no_other(world: World) ->
     step.cancel()
 
 
-async def test_the_cache_of_the_node_where_a_pod_was_placed_is_told_once(world: World) -> None:
+async def test_the_cache_of_the_node_where_a_pod_was_placed_is_warmed_once(world: World) -> None:
     world.kube.add(near(nodeName="a"), near(nodeName="unknown", name="b"), gated=False)
     await world.step()
     await world.step()
@@ -375,7 +375,7 @@ async def test_events_have_the_form_of_the_api(world: World) -> None:
     assert len(event["metadata"]["generateName"]) <= 253 - 5
     cut = pod(name="n" * 229 + "-" + "m" * 23)
     for is_once, name in ((True, "name"), (False, "generateName")):
-        told = event_of(cut, "R", "n", is_warning=True, time="", by="me", is_once=is_once)["metadata"][name]
-        assert (len(told) <= 253, told[229]) == (True, ".")
+        event_name = event_of(cut, "R", "n", is_warning=True, time="", by="me", is_once=is_once)["metadata"][name]
+        assert (len(event_name) <= 253, event_name[229]) == (True, ".")
     assert event["involvedObject"]["uid"] == "uid-" + "n" * 253
     assert json.loads(json.dumps(event))["firstTimestamp"] == "2026-01-01T00:00:00Z"

@@ -62,15 +62,15 @@ async def test_a_cache_that_is_away_holds_nothing_and_without_the_api_server_the
     assert holdings.of(urls) == []
     caches.away = {"b"}
     await holdings.refresh()
-    told = [Holding("a", None, 0.5), Holding("b", None, 0.0), Holding(None, None, 0.5)]
-    assert holdings.of(urls) == told
+    expected = [Holding("a", None, 0.5), Holding("b", None, 0.0), Holding(None, None, 0.5)]
+    assert holdings.of(urls) == expected
     assert holdings.of(urls) is holdings.of(urls), "the pods of a job are answered from memory"
     caches.away = set()
     await holdings.refresh()
-    told = [Holding("a", None, 0.25), Holding("b", None, 0.25), Holding(None, None, 0.5)]
-    assert holdings.of(urls) == told
+    expected = [Holding("a", None, 0.25), Holding("b", None, 0.25), Holding(None, None, 0.5)]
+    assert holdings.of(urls) == expected
     kube.away = True
     with pytest.raises(KubeError):
         await holdings.refresh()
-    assert holdings.of(urls) == told
+    assert holdings.of(urls) == expected
     assert holdings.pod_on("a") == CachePod("10.0.0.1", "a", None)

@@ -42,7 +42,7 @@ class FakeKube(fake_kube.FakeKube):
             raise ConflictError(409, "AlreadyExists")
         self.events[name] = event
 
-    def told(self) -> list[str]:
+    def pods_with_events(self) -> list[str]:
         return sorted(event["involvedObject"]["name"] for event in self.events.values())
 
 
@@ -70,12 +70,12 @@ def runs(each: Pod) -> Pod:
     return each | {"status": {"phase": "Running"}}
 
 
-async def test_a_pod_that_runs_at_once_is_told_of_once(world: World) -> None:
+async def test_a_pod_that_runs_at_once_is_warned_once(world: World) -> None:
     world.kube.pods += [runs(near(warm="150 %")), runs(near(warm="0.5", name="right")), runs(pod(name="other"))]
     world.kube.pods.append(runs(pod(labels={"outrider.dev/inject": "both"}, name="injected")))
     world.warned.note("team", True)
     await world.until(30)
-    assert world.kube.told() == ["injected", "train-0"]
+    assert world.kube.pods_with_events() == ["injected", "train-0"]
     [event] = [each for each in world.kube.events.values() if each["involvedObject"]["name"] == "train-0"]
     assert (event["reason"], event["type"]) == ("InvalidAnnotation", "Warning")
     assert "'150 %' is no share" in event["message"]
@@ -86,7 +86,7 @@ async def test_a_pod_that_comes_late_is_found_and_then_no_more_is_listed(world: 
     await world.until(3)
     world.kube.pods.append(runs(near(warm="150 %")))
     await world.until(10)
-    assert world.kube.told() == ["train-0"]
+    assert world.kube.pods_with_events() == ["train-0"]
     looks = len(world.kube.looks)
     await world.until(100)
     assert len(world.kube.looks) == looks == 4, "two looks, for each of two labels"
@@ -106,21 +106,21 @@ async def test_a_namespace_of_many_wrong_pods_is_not_listed_for_each(world: Worl
     assert len(world.kube.looks) <= 2 * 60 / 5 + 2
 
 
-async def test_two_operators_and_one_that_begins_anew_tell_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_two_operators_and_one_that_begins_anew_warn_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.kube.pods.append(runs(near(warm="150 %")))
     for _ in range(2):
         world.warned = world.operator()
         world.warned.note("team", True)
         await world.until(world.now - NOW + 10)
-    assert world.kube.told() == ["train-0"]
-    assert caplog.text == "", "the API server has refused nothing that was to be told"
+    assert world.kube.pods_with_events() == ["train-0"]
+    assert caplog.text == "", "the API server has refused no event"
 
 
 async def test_pods_that_ran_long_before_are_left_alone(world: World) -> None:
     world.kube.pods += [near(warm="150 %", created="2025-12-31T23:00:00Z", name="old"), near(warm="150 %")]
     world.warned.note("team", True)
     await world.until(10)
-    assert world.kube.told() == ["train-0"]
+    assert world.kube.pods_with_events() == ["train-0"]
 
 
 async def test_an_api_server_that_is_away_is_asked_again(world: World) -> None:
@@ -132,16 +132,16 @@ async def test_an_api_server_that_is_away_is_asked_again(world: World) -> None:
         await world.warned.step()
     world.kube.away = False
     await world.until(10)
-    assert world.kube.told() == ["train-0"]
+    assert world.kube.pods_with_events() == ["train-0"]
 
 
-async def test_a_pod_that_names_data_and_lacks_the_label_is_told_which(world: World) -> None:
+async def test_a_pod_that_names_data_and_lacks_the_label_is_warned_of_it(world: World) -> None:
     annotations = {"outrider.dev/data": "s3://corpus/train/"}
     world.kube.pods += [runs(pod(annotations=annotations)), runs(pod(name="other"))]
     world.kube.pods.append(runs(pod(annotations=annotations, labels={"outrider.dev/inject": "endpoint"}, name="half")))
     world.warned.note("team", False)
     await world.until(30)
-    assert world.kube.told() == ["half", "train-0"]
+    assert world.kube.pods_with_events() == ["half", "train-0"]
     assert {event["message"] for event in world.kube.events.values()} == {
         'annotation outrider.dev/data has no effect without the label outrider.dev/schedule: "true"'
     }
