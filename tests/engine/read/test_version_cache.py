@@ -168,7 +168,7 @@ def test_a_start_that_finds_two_versions_believes_the_vouched_one() -> None:
     assert versions.fresh(A) is None, "one block of it was filled too soon"
 
 
-def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_origin_told_last() -> None:
+def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_origin_sent_last() -> None:
     versions, _ = versions_of()
     assert not versions.belief("http://o", dated()).vouched
     versions.learn(dated(), versions.mark())

@@ -228,7 +228,7 @@ async def test_the_checksums_of_an_object_that_was_read_in_parts_are_requested_o
     assert room.origin.count("HEAD") == 1
 
 
-async def test_a_read_that_wants_checksums_is_told_that_the_object_is_gone(room: Engine) -> None:
+async def test_a_read_that_wants_checksums_learns_that_the_object_was_overwritten(room: Engine) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, 10)
     room.origin.put(REF, SMALL, (CHECKSUM,))
@@ -274,12 +274,12 @@ async def test_with_freshness_always_the_bytes_still_come_once(tmp_path: Path) -
 MODIFIED = ("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 
 
-@pytest.mark.parametrize(("told_at", "heads"), [("00:00:01", 1), ("00:00:02", 0)])
+@pytest.mark.parametrize(("stated_at", "heads"), [("00:00:01", 1), ("00:00:02", 0)])
 @pytest.mark.parametrize("headers", [{}, MODE])
 async def test_a_list_confirms_a_version_only_if_it_was_older_than_the_resolution_of_its_date(
-    room: Engine, headers: dict[str, str], told_at: str, heads: int
+    room: Engine, headers: dict[str, str], stated_at: str, heads: int
 ) -> None:
-    etag = room.origin.put(REF, LARGE, (MODIFIED, ("date", f"Thu, 01 Jan 2026 {told_at} GMT")))
+    etag = room.origin.put(REF, LARGE, (MODIFIED, ("date", f"Thu, 01 Jan 2026 {stated_at} GMT")))
     await taken(await room.reads.get(REF, headers))
     await room.tasks.settle()
     room.origin.log.clear()
@@ -309,7 +309,7 @@ async def test_a_read_that_wants_checksums_beside_one_that_does_not_brings_no_by
 
 
 async def version_before_its_get(room: Engine) -> tuple[asyncio.Task[bytes], asyncio.Event]:
-    """A read whose GET hangs until the event, and a HEAD beside it that has told the version."""
+    """A read whose GET hangs until the event, and a HEAD beside it that has given the version."""
     room.origin.put(REF, LARGE)
     head, get = asyncio.Event(), asyncio.Event()
     room.origin.faults = [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]

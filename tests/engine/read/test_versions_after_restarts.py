@@ -303,7 +303,7 @@ async def test_headers_that_a_stop_knew_to_be_outdated_on_disk_are_not_believed_
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_a_clock_that_stepped_back_tells_no_age(how: str, tmp_path: Path) -> None:
+async def test_a_clock_that_stepped_back_shows_no_age(how: str, tmp_path: Path) -> None:
     world = World(tmp_path / "cache", "immutable")
     await world.start()
     await world.act("read", A, 0)
@@ -314,7 +314,7 @@ async def test_a_clock_that_stepped_back_tells_no_age(how: str, tmp_path: Path) 
     world.store.close()
 
 
-async def test_a_clock_that_stepped_back_since_the_last_confirmation_tells_no_age_of_older_ones(tmp_path: Path) -> None:
+async def test_a_clock_that_stepped_back_since_the_last_confirmation_shows_no_age_of_older_ones(tmp_path: Path) -> None:
     """The confirmation of A is in the past by either clock."""
     for clean in (True, False):
         world = World(tmp_path / str(clean), "immutable")

@@ -55,7 +55,7 @@ ODD_HEADS = [
 
 
 @pytest.mark.parametrize(("odd", "kind"), ODD_HEADS)
-async def test_where_head_does_not_tell_a_version_is_confirmed_by_one_byte(
+async def test_where_head_states_too_little_a_version_is_confirmed_by_one_byte(
     odd: Callable[[OriginRequest, FakeReply], FakeReply], kind: Oddity, room: Engine, origin: OddPort
 ) -> None:
     origin.odd = odd

@@ -22,7 +22,7 @@ def without_length(request: OriginRequest, reply: FakeReply) -> FakeReply:
     return changed(reply, drop=("content-length",), content_length=None) if request.method == "GET" else reply
 
 
-async def test_a_body_of_unknown_length_is_kept_where_head_tells_the_size(room: Engine, origin: OddPort) -> None:
+async def test_a_body_of_unknown_length_is_kept_where_head_states_the_size(room: Engine, origin: OddPort) -> None:
     origin.odd, origin.ignore_range = without_length, True
     for _ in range(2):
         assert await whole(room, SMALL) == DATA[:1000]
@@ -39,7 +39,7 @@ async def test_a_body_of_unknown_length_that_is_cut_is_not_kept(room: Engine, or
         return replace(without_length(request, reply), body=reply.body[: len(reply.body) // 2])
 
     origin.odd = odd
-    with pytest.raises(Exception, match=r"shorter|other|not tell"):
+    with pytest.raises(Exception, match="how long a body is"):
         assert await room.get(SMALL) != DATA[:1000]
     await room.tasks.settle()
     assert len(room.store) == 0

@@ -47,14 +47,14 @@ async def test_a_200_with_a_content_range_is_a_206(start: int, room: Engine, ori
 
 
 @pytest.mark.parametrize("start", [0, BLOCK // 8, BLOCK + 5, 4 * BLOCK])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("has_length", [True, False])
 async def test_a_200_with_the_part_alone_and_no_content_range_is_never_trusted(
-    start: int, told: bool, room: Engine, origin: OddPort
+    start: int, has_length: bool, room: Engine, origin: OddPort
 ) -> None:
     def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
         if reply.status != 206:
             return reply
-        length = reply.content_length if told else None
+        length = reply.content_length if has_length else None
         return changed(reply, drop=("content-range", "content-length"), status=200, content_length=length)
 
     origin.odd = odd
@@ -70,7 +70,7 @@ async def test_a_200_with_the_part_alone_and_no_content_range_is_never_trusted(
     [("", Oddity.RANGE_UNPROVED), ("bytes 0-99/*", Oddity.RANGE_UNPROVED), ("0-99", Oddity.RANGE_UNPROVED),
      ("bytes 0-99/1000", Oddity.LENGTH_OTHER)],
 )  # fmt: skip
-async def test_a_206_that_does_not_tell_its_bytes_is_relayed_and_not_asked_for_again(
+async def test_a_206_that_does_not_state_its_bytes_is_relayed_and_not_asked_for_again(
     content_range: str, kind: Oddity, room: Engine, origin: OddPort
 ) -> None:
     def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
@@ -132,7 +132,7 @@ async def test_an_origin_that_ignores_range_gives_a_whole_object_once(room: Engi
     exact = ObjectRef("train", "exact.bin")
     origin.put(exact, DATA[:BLOCK])
     for _ in range(2):
-        assert await whole(room, exact) == DATA[:BLOCK], "a HEAD tells that it is no part"
+        assert await whole(room, exact) == DATA[:BLOCK], "a HEAD shows that it is no part"
     assert origin.count() == 4
 
 
