@@ -39,7 +39,7 @@ class Here:
     def has(self, key: BlockKey) -> bool:
         return key.index in self.here
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return asyncio.run(self.owners(REF))
 
 
@@ -48,45 +48,45 @@ def test_each_block_has_its_owners_in_order_and_the_one_that_is_asked_now() -> N
     here = Here(node, 950)
     here.here = {2}
     node.fails("c")
-    told, view = here.told(), node.membership.view
-    assert (told["object"], told["size"], told["blocks"], here.questions) == ("s3://b/k", 950, 10, 0)
-    assert [block["index"] for block in told["owners"]] == list(range(10))
-    for block in told["owners"]:
+    document, view = here.document(), node.membership.view
+    assert (document["object"], document["size"], document["blocks"], here.questions) == ("s3://b/k", 950, 10, 0)
+    assert [block["index"] for block in document["owners"]] == list(range(10))
+    for block in document["owners"]:
         order = [member.name for member in view.ring.owners(REF, block["index"])]
         assert block["owners"] == order[:3]
         assert block["asked"] == view.acting_owner(REF, block["index"]).name
         assert block["here"] is (block["index"] == 2)
-    assert told["authority"] == told["owners"][0]["owners"][0]
-    stood_in = [block for block in told["owners"] if block["owners"][0] == "c"]
+    assert document["authority"] == document["owners"][0]["owners"][0]
+    stood_in = [block for block in document["owners"] if block["owners"][0] == "c"]
     assert stood_in, "one that is away stays in the ring"
     assert all(block["asked"] == block["owners"][1] for block in stood_in)
 
 
 def test_shares_are_of_all_blocks_and_the_last_one_is_short() -> None:
     node = Node().knows("abc")
-    told = Here(node, 100 * 400 + 1).told()
-    shares = told["shares"].values()
-    assert (told["blocks"], sum(share["blocks"] for share in shares)) == (401, 401)
-    assert sum(share["bytes"] for share in shares) == told["size"]
-    assert len(told["owners"]) == 256
+    document = Here(node, 100 * 400 + 1).document()
+    shares = document["shares"].values()
+    assert (document["blocks"], sum(share["blocks"] for share in shares)) == (401, 401)
+    assert sum(share["bytes"] for share in shares) == document["size"]
+    assert len(document["owners"]) == 256
 
 
 def test_of_a_huge_object_the_first_blocks_are_summed_up() -> None:
-    told = Here(Node().knows("ab"), 100 * 20_000).told()
-    assert (told["blocks"], told["shares_of_blocks"]) == (20_000, 16_384)
-    assert sum(share["blocks"] for share in told["shares"].values()) == 16_384
+    document = Here(Node().knows("ab"), 100 * 20_000).document()
+    assert (document["blocks"], document["shares_of_blocks"]) == (20_000, 16_384)
+    assert sum(share["blocks"] for share in document["shares"].values()) == 16_384
 
 
 def test_the_bucket_is_asked_for_an_object_that_is_not_known() -> None:
     here = Here(Node().knows("ab"), None, 250)
-    assert (here.told()["blocks"], here.questions) == (3, 1)
+    assert (here.document()["blocks"], here.questions) == (3, 1)
     with pytest.raises(NoSuchKey):
-        Here(Node().knows("ab"), None).told()
+        Here(Node().knows("ab"), None).document()
 
 
 def test_an_empty_object_has_an_authority() -> None:
-    told = Here(Node().knows("abc"), 0).told()
-    assert told["blocks"] == 0
-    assert told["authority"] in "abc"
-    assert told["owners"] == []
-    assert {share["bytes"] for share in told["shares"].values()} == {0}
+    document = Here(Node().knows("abc"), 0).document()
+    assert document["blocks"] == 0
+    assert document["authority"] in "abc"
+    assert document["owners"] == []
+    assert {share["bytes"] for share in document["shares"].values()} == {0}

@@ -26,20 +26,20 @@ async def filled(nodes: Cluster, readers: str) -> None:
     await nodes.settle()
 
 
-def only(told: dict[str, Any]) -> dict[str, Any]:
-    (row,) = told["datasets"]
+def only(document: dict[str, Any]) -> dict[str, Any]:
+    (row,) = document["datasets"]
     assert (row["bucket"], row["name"], row["objects"]) == ("train", "shard-{}.tar", len(SHARDS))
     return dict(row)
 
 
-async def test_each_member_tells_the_same_map_of_what_all_hold(tmp_path: Path) -> None:
+async def test_each_member_shows_the_same_map_of_what_all_hold(tmp_path: Path) -> None:
     with cluster(tmp_path, policy="epoch") as nodes:
         await filled(nodes, "abc")
         owned = {name: sum(nodes[name].owns(ref) for ref in SHARDS) for name in "abc"}
         for node in nodes:
-            told = await node.map.document()
-            assert (told["name"], told["members"], told["silent"]) == (node.name, ["a", "b", "c"], [])
-            row = only(told)
+            document = await node.map.document()
+            assert (document["name"], document["members"], document["silent"]) == (node.name, ["a", "b", "c"], [])
+            row = only(document)
             assert row["held"] == 1.0
             assert (row["bytes"], row["held_bytes"]) == (len(SHARDS) * BLOCK, len(SHARDS) * BLOCK)
             for name, part in row["members"].items():
@@ -56,10 +56,10 @@ async def test_a_member_that_fails_and_one_that_is_away_are_named(tmp_path: Path
         nodes.clock.advance(2)
         # Its process has gone, and nobody has noticed.
         del edge.wire.services["c:9482"]
-        told = await edge.map.document()
-        assert (told["members"], told["silent"]) == (["a", "b"], [{"name": "c", "why": "connect"}])
-        assert only(told)["members"] == {name: before["members"][name] for name in "ab"}
-        assert only(told)["held"] < 1.0
+        document = await edge.map.document()
+        assert (document["members"], document["silent"]) == (["a", "b"], [{"name": "c", "why": "connect"}])
+        assert only(document)["members"] == {name: before["members"][name] for name in "ab"}
+        assert only(document)["held"] < 1.0
         edge.members.lost(edge.membership.view.alive["c"])
         nodes.clock.advance(2)
         assert (await edge.map.document())["silent"] == [{"name": "c", "why": "away"}]
@@ -86,7 +86,7 @@ def test_the_size_is_that_of_all_objects_that_any_member_knows() -> None:
     assert {name: part["share"] for name, part in row["members"].items()} == {"node-1": 0.35, "node-2": 0.65}
 
 
-def test_of_members_that_tell_no_objects_the_one_that_knows_most_tells_the_size() -> None:
+def test_of_members_that_name_no_objects_the_one_that_knows_most_gives_the_size() -> None:
     one, two = DatasetShare("b", "n", 2, 200, 100, 0), DatasetShare("b", "n", 10, 1000, 400, 300)
     (row,) = added_up({"x": [one], "y": [two]})
     assert (row["objects"], row["bytes"], row["held_bytes"], row["copies_bytes"]) == (10, 1000, 200, 300)

@@ -33,12 +33,12 @@ class Members:
         return hello(self.view.me, 100)
 
     @property
-    def told(self) -> dict[str, dict[str, Any]]:
+    def members(self) -> dict[str, dict[str, Any]]:
         """The members by name, or by address where they have none."""
         return {each["name"] or each["address"]: each for each in self.part.document()["members"]}
 
     def states(self) -> dict[str, tuple[str, str]]:
-        return {name: (each["state"], each["why"]) for name, each in self.told.items()}
+        return {name: (each["state"], each["why"]) for name, each in self.members.items()}
 
     def gauge(self, state: str) -> float:
         self.metrics.text()
@@ -54,8 +54,8 @@ def test_this_node_is_among_its_members() -> None:
     assert document["ring"] == seen.view.ring.digest
     assert document["is_listed"]
     assert [each["name"] for each in document["members"]] == ["a", "b"]
-    assert {name: each["is_me"] for name, each in seen.told.items()} == {"a": True, "b": False}
-    assert seen.told["a"]["weight_bytes"] == GIB
+    assert {name: each["is_me"] for name, each in seen.members.items()} == {"a": True, "b": False}
+    assert seen.members["a"]["weight_bytes"] == GIB
     assert seen.states() == {"a": ("alive", ""), "b": ("alive", "")}
     assert document["states"] == {"alive": 2, "away": 0, "left_out": 0}
 
@@ -65,14 +65,14 @@ def test_a_member_that_does_not_answer_is_away_since_then() -> None:
     seen.node.fails("b")
     seen.node.passes(7.0)
     assert seen.states()["b"] == ("away", "")
-    assert seen.told["b"]["since_s"] == 7.0
-    assert seen.told["c"]["since_s"] is None
-    assert seen.told["b"]["in_ring"], "a restart moves nothing"
+    assert seen.members["b"]["since_s"] == 7.0
+    assert seen.members["c"]["since_s"] is None
+    assert seen.members["b"]["in_ring"], "a restart moves nothing"
     seen.node.hears("b")
     assert seen.states()["b"] == ("alive", "")
 
 
-def test_a_member_that_never_answered_is_told_by_its_address() -> None:
+def test_a_member_that_never_answered_is_shown_by_its_address() -> None:
     seen = Members(Node())
     seen.node.lists("a", "b", ListedMember("10.0.0.9:1", zone="z3", weight_bytes=5))
     assert seen.states() == {
@@ -80,7 +80,7 @@ def test_a_member_that_never_answered_is_told_by_its_address() -> None:
         "b": ("away", "never answered"),
         "10.0.0.9:1": ("away", "never answered"),
     }
-    assert (seen.told["10.0.0.9:1"]["zone"], seen.told["10.0.0.9:1"]["weight_bytes"]) == ("z3", 5)
+    assert (seen.members["10.0.0.9:1"]["zone"], seen.members["10.0.0.9:1"]["weight_bytes"]) == ("z3", 5)
 
 
 def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
@@ -88,7 +88,7 @@ def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
     seen.node.lists("a", "b")
     seen.node.hears(replace(hello("b"), member=replace(member("b"), cluster_id="c2")))
     assert seen.states()["b"] == ("left_out", "cluster id: c2")
-    assert seen.told["b"]["address"] == "b:9482"
+    assert seen.members["b"]["address"] == "b:9482"
 
 
 def test_the_status_shows_a_name_used_twice_with_both_addresses() -> None:
@@ -114,7 +114,7 @@ def test_members_that_are_slow_or_fail_are_left_out_with_the_reason() -> None:
     assert seen.states() == {
         "a": ("alive", ""), "b": ("left_out", "slower than the bucket"), "c": ("left_out", "its reads fail"),
     }  # fmt: skip
-    assert seen.told["c"]["breaker"] == "open"
+    assert seen.members["c"]["breaker"] == "open"
 
 
 def test_a_member_that_the_list_has_no_more_is_alive_while_it_answers() -> None:
@@ -125,7 +125,7 @@ def test_a_member_that_the_list_has_no_more_is_alive_while_it_answers() -> None:
     assert seen.states()["c"] == ("away", "not listed")
 
 
-def test_the_traffic_with_each_member_is_told() -> None:
+def test_the_traffic_with_each_member_is_shown() -> None:
     seen = Members(Node().knows("abc"))
     peers = seen.metrics.peers
     peers.bytes.labels(peers.label("b"), "in").inc(10)
@@ -137,7 +137,7 @@ def test_the_traffic_with_each_member_is_told() -> None:
         health.failed(why, 0.0)
     for wait_s in (0.001, 0.002, 0.003):
         health.replied(wait_s)
-    b, c = seen.told["b"], seen.told["c"]
+    b, c = seen.members["b"], seen.members["c"]
     assert (b["bytes_in"], b["bytes_out"], b["requests"]) == (10, 3, 5)
     assert (c["bytes_in"], c["bytes_out"], c["requests"]) == (0, 0, 0)
     assert b["failures"] == 2, "a member that has not got a block, or is busy, did not fail"
@@ -152,8 +152,8 @@ def test_members_that_share_a_label_have_no_traffic_of_their_own() -> None:
     node.lists("a", *names)
     node.hears(*names)
     seen = Members(node)
-    told = seen.told
-    assert [told[name]["bytes_in"] for name in (names[0], names[63], names[64])] == [0, 0, None]
+    members = seen.members
+    assert [members[name]["bytes_in"] for name in (names[0], names[63], names[64])] == [0, 0, None]
 
 
 def test_the_gauge_counts_the_other_members_by_state() -> None:

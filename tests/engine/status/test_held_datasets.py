@@ -1,4 +1,4 @@
-"""The datasets that a node tells the operator of."""
+"""The datasets that a node reports to the operator."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from outrider.engine.status.held_datasets import held_datasets
 REFS = [ObjectRef("b", f"{folder}/{number:03}") for folder in "xy" for number in (0, 1)]
 
 
-async def test_a_dataset_that_is_evicted_while_the_others_are_told_of_is_left_out() -> None:
+async def test_a_dataset_that_is_evicted_while_the_others_are_reported_is_left_out() -> None:
     planner = Planner(1000, 10)
     for ref in REFS[:3]:
         planner.added(BlockKey(ref.key.encode().rjust(16)[-16:], 0), ObjectVersion(ref, '"e"', 10))
     names = [dataset["name"] for dataset in (await held_datasets(planner))["datasets"]]
     assert len(names) == 2
-    telling = asyncio.create_task(held_datasets(planner))
+    reporting = asyncio.create_task(held_datasets(planner))
     await asyncio.sleep(0)
     planner.removed(BlockKey(REFS[2].key.encode().rjust(16)[-16:], 0))
-    assert [dataset["name"] for dataset in (await telling)["datasets"]] == names[:1]
+    assert [dataset["name"] for dataset in (await reporting)["datasets"]] == names[:1]
 
 
 async def test_the_blocks_that_are_verified_count_as_held() -> None:
@@ -30,5 +30,5 @@ async def test_the_blocks_that_are_verified_count_as_held() -> None:
         for index in range(3):
             planner.added(BlockKey(ref.key.encode().rjust(16)[-16:], index), version)
     planner.proved(REFS[0].key.encode().rjust(16)[-16:], 1)
-    [told] = (await held_datasets(planner))["datasets"]
-    assert sorted((each.size, each.held) for each in told["objects"]) == [(25, 0), (25, 8)]
+    [dataset] = (await held_datasets(planner))["datasets"]
+    assert sorted((each.size, each.held) for each in dataset["objects"]) == [(25, 0), (25, 8)]

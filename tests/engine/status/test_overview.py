@@ -117,7 +117,7 @@ def test_a_job_after_a_pause_is_judged_by_its_own_load() -> None:
     assert proxy.overview.document()["load"]["loop"] == 0.97
 
 
-def test_hits_that_wait_for_the_disk_or_for_a_lookup_are_told_apart() -> None:
+def test_hits_that_wait_for_the_disk_or_for_a_lookup_are_distinguished() -> None:
     for name in ("disk", "freshness"):
         proxy = Proxy()
         for _ in range(10):
@@ -201,14 +201,14 @@ def test_a_read_under_way_weighs_no_more_than_its_time_would_have() -> None:
     assert half.stall == pytest.approx(0.25)
 
 
-def test_members_that_are_away_are_told() -> None:
+def test_members_that_are_away_raise_an_alert() -> None:
     proxy = Proxy()
     states = {"alive": 2, "away": 1, "left_out": 0}
     assert proxy.overview.document(states)["verdict"]["alerts"] == ["1 of 3 members is away: see `outrider cluster`"]
     assert proxy.overview.document()["verdict"]["alerts"] == []
 
 
-def test_a_failed_read_is_told_for_a_minute() -> None:
+def test_a_failed_read_raises_an_alert_for_a_minute() -> None:
     proxy = Proxy()
     proxy.second()
     proxy.metrics.usage.failed()
