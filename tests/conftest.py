@@ -80,12 +80,12 @@ def pytest_configure() -> None:
     os.environ.pop("AWS_CA_BUNDLE", None)
     if bundle := os.environ.pop("REQUESTS_CA_BUNDLE", None):
         os.environ.setdefault("PIP_CERT", bundle)
-    hear_signals()
+    restore_signals()
 
 
-def hear_signals() -> None:
+def restore_signals() -> None:
     """A process that is started with nohup, or in the background of a script, ignores these signals, and so do its
-    children. The children of the tests are told to end by them."""
+    children. The children of the tests are ended by them."""
     for number, usual in (
         (signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL),
     ):  # fmt: skip
@@ -185,7 +185,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 OF_A_TESTS_SERVER = ("client_connected_cb", "StreamReaderProtocol")
 
 
-class Unheard(logging.Handler):
+class LostErrors(logging.Handler):
     """An exception that nobody retrieved, or that a callback let out: an event loop says so in its log alone."""
 
     def __init__(self) -> None:
@@ -198,17 +198,17 @@ class Unheard(logging.Handler):
             self.said.append(f"{said}: {why!r}")
 
 
-UNHEARD = Unheard()
+LOST_ERRORS = LostErrors()
 
 
 @pytest.fixture(autouse=True)
-def nothing_unheard() -> Iterator[None]:
-    """A future or a task fails, and nobody is told: no test shows it but by this."""
+def no_error_is_lost() -> Iterator[None]:
+    """A future or a task fails, and nobody awaits it: no test shows it but by this."""
     logger = logging.getLogger("asyncio")
-    logger.addHandler(UNHEARD)
+    logger.addHandler(LOST_ERRORS)
     yield
-    logger.removeHandler(UNHEARD)
-    said, UNHEARD.said = UNHEARD.said, []
+    logger.removeHandler(LOST_ERRORS)
+    said, LOST_ERRORS.said = LOST_ERRORS.said, []
     assert not said
 
 
