@@ -68,7 +68,7 @@ def test_a_member_that_does_not_answer_is_away_since_then() -> None:
     assert seen.members["b"]["since_s"] == 7.0
     assert seen.members["c"]["since_s"] is None
     assert seen.members["b"]["in_ring"], "a restart moves nothing"
-    seen.node.hears("b")
+    seen.node.receives("b")
     assert seen.states()["b"] == ("alive", "")
 
 
@@ -86,7 +86,7 @@ def test_a_member_that_never_answered_is_shown_by_its_address() -> None:
 def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
     seen = Members(Node())
     seen.node.lists("a", "b")
-    seen.node.hears(replace(hello("b"), member=replace(member("b"), cluster_id="c2")))
+    seen.node.receives(replace(hello("b"), member=replace(member("b"), cluster_id="c2")))
     assert seen.states()["b"] == ("left_out", "cluster id: c2")
     assert seen.members["b"]["address"] == "b:9482"
 
@@ -94,13 +94,13 @@ def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
 def test_the_status_shows_a_name_used_twice_with_both_addresses() -> None:
     seen = Members(Node())
     seen.node.lists("a", ListedMember("x:1"), ListedMember("y:1"), ListedMember("z:1"))
-    seen.node.hears(hello("b", 200), at="x:1")
+    seen.node.receives(hello("b", 200), at="x:1")
     assert seen.part.document()["names_used_twice"] == {}
-    seen.node.hears(hello("b", 100), at="y:1")
-    seen.node.hears(hello("a", 100_000), at="z:1")
+    seen.node.receives(hello("b", 100), at="y:1")
+    seen.node.receives(hello("a", 100_000), at="z:1")
     assert seen.part.document()["names_used_twice"] == {"a": ["a:9482", "z:1"], "b": ["x:1", "y:1"]}
     assert seen.node.events[-2:] == [("name used twice", "b"), ("name used twice", "a")]
-    seen.node.hears(hello("b", 100), at="y:1")
+    seen.node.receives(hello("b", 100), at="y:1")
     assert seen.node.events == [], "said once"
     seen.node.lists("a", ListedMember("x:1"))
     assert seen.part.document()["names_used_twice"] == {}
@@ -150,7 +150,7 @@ def test_members_that_share_a_label_have_no_traffic_of_their_own() -> None:
     names = [f"n{number:02d}" for number in range(70)]
     node = Node()
     node.lists("a", *names)
-    node.hears(*names)
+    node.receives(*names)
     seen = Members(node)
     members = seen.members
     assert [members[name]["bytes_in"] for name in (names[0], names[63], names[64])] == [0, 0, None]
@@ -162,7 +162,7 @@ def test_the_gauge_counts_the_other_members_by_state() -> None:
     seen.node.fails("b")
     seen.health.of("c").leave_out(seen.node.now)
     assert [seen.gauge(state) for state in ("alive", "away", "left_out")] == [1, 2, 1]
-    seen.node.hears("b", "e")
+    seen.node.receives("b", "e")
     assert [seen.gauge(state) for state in ("alive", "away", "left_out")] == [3, 0, 1]
 
 

@@ -1,4 +1,4 @@
-"""A membership with its clock and the nodes that it hears of, for tests."""
+"""A membership with its clock and the hellos that it receives, for tests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def member(name: str, zone: str = "z1", weight_bytes: int = GIB) -> Member:
 
 
 def hello(of: Member | str, boot: int = 100, *, ready: bool = True, leaving: bool = False) -> Hello:
-    told = member(of) if isinstance(of, str) else of
-    return Hello(told, boot, "0" * 12, 0, WALL_S, is_ready=ready, is_leaving=leaving)
+    sender = member(of) if isinstance(of, str) else of
+    return Hello(sender, boot, "0" * 12, 0, WALL_S, is_ready=ready, is_leaving=leaving)
 
 
 def listed(*names: str) -> list[ListedMember]:
@@ -29,7 +29,7 @@ def listed(*names: str) -> list[ListedMember]:
 
 
 class Node:
-    """The node `a`, whose clock stands still until it is told."""
+    """The node `a`, whose clock stands still until a test moves it."""
 
     def __init__(self, me: Member | None = None, domain: Domain = Domain.ZONE, kept: object = None) -> None:
         self.now = 1000.0
@@ -40,8 +40,8 @@ class Node:
         given = [ListedMember(f"{entry}:9482", entry) if isinstance(entry, str) else entry for entry in entries]
         self.membership.listed(given, self.now)
 
-    def hears(self, *heard: Hello | str, at: str = "") -> None:
-        for each in heard:
+    def receives(self, *hellos: Hello | str, at: str = "") -> None:
+        for each in hellos:
             said = hello(each) if isinstance(each, str) else each
             self.membership.answered(at or said.member.address, said, self.now, WALL_S)
 
@@ -56,7 +56,7 @@ class Node:
     def knows(self, names: str) -> Node:
         """All of the names are listed, and all but `a` have answered."""
         self.lists(*names)
-        self.hears(*[name for name in names if name != self.me.name])
+        self.receives(*[name for name in names if name != self.me.name])
         self.membership.changes()
         return self
 

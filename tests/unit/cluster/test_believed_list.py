@@ -85,7 +85,7 @@ def test_a_member_under_another_address_is_not_lost() -> None:
     assert list(believed.entries) == moved
 
 
-def test_members_without_names_are_told_apart_by_addresses() -> None:
+def test_members_without_names_are_distinguished_by_addresses() -> None:
     believed = BelievedList()
     believed.listed([ListedMember(f"h{number}:1") for number in range(4)], 0.0)
     believed.listed([ListedMember("h0:1"), ListedMember("h9:1")], 1.0)

@@ -19,7 +19,7 @@ def test_the_kept_list_serves_until_the_source_answers() -> None:
     assert (node.ring, node.acting, node.alive) == ("abc", "a", "")
     assert node.membership.to_greet == ["b:9482", "c:9482"]
     assert [each.away_since for each in node.membership.view.states] == [node.now] * 2
-    node.hears("b")
+    node.receives("b")
     assert (node.acting, node.alive) == ("ab", "b")
     node.lists()
     node.passes(AWAY_S)
@@ -33,7 +33,7 @@ def test_the_kept_list_serves_until_the_source_answers() -> None:
 def test_members_that_were_never_in_a_ring_are_not_kept() -> None:
     node = Node().knows("ab")
     node.lists("a", "b", "c")
-    node.hears(hello("c", ready=False))
+    node.receives(hello("c", ready=False))
     assert Node(kept=node.membership.kept).ring == "ab"
 
 
@@ -59,10 +59,10 @@ def test_a_kept_list_that_is_garbage_is_ignored(kept: object) -> None:
     assert Node(kept=kept).ring == "a"
 
 
-def test_the_state_of_a_member_tells_its_clock_and_its_ring() -> None:
+def test_the_state_of_a_member_shows_its_clock_and_its_ring() -> None:
     node = Node()
     node.lists("a", "b")
-    node.hears(Hello(member("b"), 7, "feed", 0, WALL_S + 400))
+    node.receives(Hello(member("b"), 7, "feed", 0, WALL_S + 400))
     (state,) = node.membership.view.states
     assert (state.boot, state.ring, state.skew_s) == (7, "feed", 400.0)
     assert state.is_alive  # a wrong clock is reported, and nothing else
@@ -73,7 +73,7 @@ def test_a_greeting_of_a_member_that_is_not_known_as_it_is_now_is_news() -> None
     assert node.membership.news_from(hello("b")) is None  # not listed
     node.lists("a", "b")
     assert node.membership.news_from(hello("b")) == "b:9482"
-    node.hears("b")
+    node.receives("b")
     assert node.membership.news_from(hello("b")) is None
     assert node.membership.news_from(hello("b", 101)) == "b:9482"
     assert node.membership.news_from(hello("b", leaving=True)) == "b:9482"
@@ -97,7 +97,7 @@ def test_a_member_is_one_that_a_list_has_or_had() -> None:
     assert node.membership.view.is_member("b"), "before it was greeted"
     assert not node.membership.view.is_member("c")
     assert not node.membership.view.is_member("a"), "another process of this node's name"
-    node.hears("b")
+    node.receives("b")
     node.lists("a", "c", "d")
     assert node.membership.view.is_member("b"), "a list may lose it for a moment"
     node.passes(AWAY_S / 2)
@@ -110,11 +110,11 @@ def test_numbers_of_what_is_left_out_do_not_count() -> None:
     counts = node.membership.counts
     assert counts("b", 100), "it may have joined just now"
     node.lists("a", ListedMember("x:1"), ListedMember("y:1"), ListedMember("z:1", "c"))
-    node.hears(hello("b", 200), at="x:1")
-    node.hears(hello("b", 100), at="y:1")
-    node.hears(hello("d", 100), at="z:1")
+    node.receives(hello("b", 200), at="x:1")
+    node.receives(hello("b", 100), at="y:1")
+    node.receives(hello("d", 100), at="z:1")
     assert node.left_out == [("b", "duplicate name"), ("d", "name")]
     assert (counts("b", 200), counts("b", 100), counts("b", 300)) == (True, False, True)
     assert (counts("d", 100), counts("a", 100), counts("a", 101)) == (False, False, False)
-    node.hears(hello(replace(member("b"), cluster_id="c2"), 201), at="x:1")
+    node.receives(hello(replace(member("b"), cluster_id="c2"), 201), at="x:1")
     assert not counts("b", 201)

@@ -28,9 +28,9 @@ def test_a_listed_member_is_in_the_ring_once_it_answered_and_is_ready() -> None:
     assert node.membership.view.is_listed
     assert node.membership.to_greet == ["b:9482", "c:9482"]
     assert (node.ring, node.alive) == ("a", "")
-    node.hears(hello("b", ready=False))
+    node.receives(hello("b", ready=False))
     assert (node.ring, node.alive) == ("a", "")
-    node.hears("b")
+    node.receives("b")
     assert (node.ring, node.acting, node.alive) == ("ab", "ab", "b")
     assert node.events == [("joined", "b")]
 
@@ -40,8 +40,8 @@ def test_an_entry_is_silent_until_somebody_answered_there() -> None:
     b, c, d = ListedMember("b:9482", "b"), ListedMember("c:9482"), ListedMember("d:9482", "d")
     node.lists("a", b, c, d)
     assert silent(node) == [b, c, d]
-    node.hears("b", "c")
-    node.hears(replace_id(hello("d")))
+    node.receives("b", "c")
+    node.receives(replace_id(hello("d")))
     assert silent(node) == []
     node.fails("b")
     assert silent(node) == [], "it answered before"
@@ -51,15 +51,17 @@ def test_an_entry_is_silent_until_somebody_answered_there() -> None:
     assert silent(node) == []
 
 
-def replace_id(told: Hello) -> Hello:
-    return replace(told, member=replace(told.member, cluster_id="another"))
+def replace_id(sent: Hello) -> Hello:
+    return replace(sent, member=replace(sent.member, cluster_id="another"))
 
 
 def test_a_list_without_names_is_completed_by_hellos() -> None:
     node = Node()
     node.lists(ListedMember("10.0.0.1:1"), ListedMember("10.0.0.2:1"))
-    node.hears(under_hello := Hello(under(member("b", weight_bytes=7), "told:1"), 5, "", 0, WALL_S), at="10.0.0.2:1")
-    node.hears(hello("a"), at="10.0.0.1:1")  # this process, under another address than it tells
+    node.receives(
+        under_hello := Hello(under(member("b", weight_bytes=7), "stated:1"), 5, "", 0, WALL_S), at="10.0.0.2:1"
+    )
+    node.receives(hello("a"), at="10.0.0.1:1")  # this process, under another address than it states
     view = node.membership.view
     assert view.alive["b"] == under(under_hello.member, "10.0.0.2:1")  # as the list says, not as it says itself
     assert view.is_listed
@@ -74,7 +76,7 @@ def test_the_list_gives_a_zone_to_those_that_have_none_and_a_weight_to_all() -> 
         ListedMember("b:9482", "b", "z9", 6 * GIB),
         ListedMember("c:9482", "c", "z9"),
     )
-    node.hears(hello(replace(member("b"), zone="", weight_bytes=GIB)), hello(member("c", "z9", 8 * GIB)))
+    node.receives(hello(replace(member("b"), zone="", weight_bytes=GIB)), hello(member("c", "z9", 8 * GIB)))
     assert node.membership.view.me == member("a", "z9", 5 * GIB)
     assert [(each.zone, each.weight_bytes) for each in node.membership.view.ring.members] == [
         ("z9", 5 * GIB),
@@ -87,11 +89,11 @@ def test_a_member_of_another_zone_is_alive_and_in_no_ring_of_this_zone() -> None
     elsewhere = hello(member("b", "z2"))
     node = Node()
     node.lists("a", "b", "c")
-    node.hears(elsewhere, "c")
+    node.receives(elsewhere, "c")
     assert (node.ring, node.acting, node.alive) == ("ac", "ac", "bc")
     wide = Node(domain=Domain.CLUSTER)
     wide.lists("a", "b", "c")
-    wide.hears(elsewhere, "c")
+    wide.receives(elsewhere, "c")
     assert (wide.ring, wide.acting) == ("abc", "abc")
 
 
@@ -100,7 +102,7 @@ def test_a_node_is_settled_when_each_listed_member_answered_or_did_not() -> None
     node.passes(1.0)
     assert not node.membership.is_settled
     node.lists("a", "b", "c")
-    node.hears("b")
+    node.receives("b")
     assert not node.membership.is_settled
     node.fails("c")
     assert node.membership.is_settled
@@ -127,7 +129,7 @@ def test_a_member_that_does_not_answer_is_away_at_once_and_in_the_ring_for_two_m
     assert node.ring == "ac"
     assert node.events == [("away", "b"), ("left", "b")]
     assert "b:9482" in node.membership.to_greet  # it is still listed
-    node.hears("b")
+    node.receives("b")
     assert node.ring == "abc"
     assert node.events == [("joined", "b")]
 
@@ -137,9 +139,9 @@ def test_a_restart_moves_nothing() -> None:
     digest = node.membership.view.ring.digest
     node.fails("b")
     node.passes(60)
-    node.hears(hello("b", 200, ready=False))
+    node.receives(hello("b", 200, ready=False))
     assert (node.acting, node.membership.view.ring.digest) == ("ac", digest)
-    node.hears(hello("b", 200))
+    node.receives(hello("b", 200))
     assert (node.acting, node.membership.view.ring.digest) == ("abc", digest)
     assert node.events == [("away", "b"), ("back", "b")]
 
@@ -149,7 +151,7 @@ def test_a_member_that_is_no_longer_listed_leaves_after_two_minutes_even_if_it_a
     node.lists("a", "b")
     assert (node.ring, node.acting, node.alive) == ("abc", "abc", "bc")
     node.passes(AWAY_S)
-    node.hears("c")
+    node.receives("c")
     assert node.ring == "abc"
     node.passes(0.1)
     assert (node.ring, node.alive) == ("ab", "b")
@@ -185,15 +187,15 @@ def test_a_member_that_leaves_takes_nothing_new_and_is_asked_for_what_it_has() -
             assert view.previous_owner(ref, 0) == member("b")
         else:
             assert view.acting_owner(ref, 0).name == before[ref]
-    node.hears(hello("b"))  # written before it said so
+    node.receives(hello("b"))  # written before it said so
     assert node.acting == "ac"
-    node.hears(hello("b", 101))  # its next process
+    node.receives(hello("b", 101))  # its next process
     assert node.acting == "abc"
 
 
 def test_a_hello_says_that_a_member_leaves() -> None:
     node = Node().knows("abc")
-    node.hears(hello("c", leaving=True))
+    node.receives(hello("c", leaving=True))
     assert (node.ring, node.acting, node.alive) == ("abc", "ab", "bc")
     assert node.events == [("leaving", "c")]
 
@@ -211,7 +213,7 @@ def test_a_member_under_another_address_is_the_same_member() -> None:
     digest = node.membership.view.ring.digest
     node.lists("a", "c", ListedMember("new:1", "b"))
     assert "b:9482" in node.membership.to_greet  # until the new address answers
-    node.hears(hello("b", 200), at="new:1")
+    node.receives(hello("b", 200), at="new:1")
     view = node.membership.view
     assert view.ring.digest == digest
     assert view.alive["b"].address == "new:1"
@@ -230,21 +232,21 @@ def test_a_member_that_is_away_is_greeted_where_the_list_has_it_now() -> None:
 def test_a_wrong_name_at_an_address_is_refused() -> None:
     """A pod's address was given to another pod before the list says so."""
     node = Node().knows("abc")
-    node.hears(hello("d"), at="b:9482")
+    node.receives(hello("d"), at="b:9482")
     assert (node.ring, node.acting, node.alive) == ("abc", "ac", "c")
     assert node.left_out == [("d", "name")]
     assert node.membership.view.left_out[0].detail == "b"
     node.lists("a", "c", ListedMember("b:9482", "d"))
-    node.hears(hello("d"), at="b:9482")
+    node.receives(hello("d"), at="b:9482")
     assert (node.acting, node.left_out) == ("acd", [])
 
 
 def test_an_address_that_was_taken_over_in_a_list_without_names() -> None:
     node = Node()
     node.lists(ListedMember("a:9482"), ListedMember("x:1"), ListedMember("y:1"))
-    node.hears("b", at="x:1")
-    node.hears("c", at="y:1")
-    node.hears("d", at="x:1")
+    node.receives("b", at="x:1")
+    node.receives("c", at="y:1")
+    node.receives("d", at="x:1")
     assert (node.ring, node.acting) == ("abcd", "acd")
     node.passes(AWAY_S + 1)
     assert node.ring == "acd"
@@ -255,27 +257,27 @@ def test_one_process_at_two_addresses_is_one_member_that_does_not_move() -> None
     node = Node()
     node.lists(ListedMember("x:1"), ListedMember("y:1"))
     for _ in range(2):
-        node.hears("b", at="x:1")
-        node.hears("b", at="y:1")
+        node.receives("b", at="x:1")
+        node.receives("b", at="y:1")
     assert node.events == [("joined", "b")]
     assert node.membership.view.alive["b"].address == "x:1"
     node.membership.unanswered("y:1", node.now)
     assert node.alive == "b"
     node.membership.unanswered("x:1", node.now)
     assert node.alive == ""
-    node.hears("b", at="y:1")
+    node.receives("b", at="y:1")
     assert node.membership.view.alive["b"].address == "y:1"
 
 
 def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
     node = Node()
     node.lists(ListedMember("x:1"), ListedMember("y:1"))
-    node.hears(hello("b", 200), at="x:1")
-    node.hears(hello("b", 100), at="y:1")
+    node.receives(hello("b", 200), at="x:1")
+    node.receives(hello("b", 100), at="y:1")
     assert node.membership.view.alive["b"].address == "x:1"
     assert node.left_out == [("b", "duplicate name")]
     node.membership.unanswered("x:1", node.now)
-    node.hears(hello("b", 100), at="y:1")
+    node.receives(hello("b", 100), at="y:1")
     assert node.membership.view.alive["b"].address == "y:1"
     assert node.left_out == []
 
@@ -283,7 +285,7 @@ def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
 def test_another_process_with_the_name_of_this_node_is_left_out() -> None:
     node = Node()
     node.lists("a", ListedMember("x:1"))
-    node.hears(hello("a", 101), at="x:1")
+    node.receives(hello("a", 101), at="x:1")
     assert node.left_out == [("a", "duplicate name")]
     assert node.ring == "a"
 
@@ -291,19 +293,19 @@ def test_another_process_with_the_name_of_this_node_is_left_out() -> None:
 def test_another_cluster_id_is_left_out_and_named() -> None:
     node = Node()
     node.lists("a", "b")
-    node.hears(hello(replace(member("b"), cluster_id="c2")))
+    node.receives(hello(replace(member("b"), cluster_id="c2")))
     assert (node.ring, node.alive) == ("a", "")
     assert node.left_out == [("b", "cluster id")]
     assert node.events == [("left out", "b")]
-    node.hears(hello(replace(member("b"), cluster_id="c2")))
+    node.receives(hello(replace(member("b"), cluster_id="c2")))
     assert node.events == []  # said once
-    node.hears("b")
+    node.receives("b")
     assert (node.ring, node.left_out) == ("ab", [])
 
 
 def test_a_member_that_comes_back_with_another_cluster_id_is_asked_no_more() -> None:
     node = Node().knows("abc")
-    node.hears(hello(replace(member("b"), cluster_id="c2"), 200))
+    node.receives(hello(replace(member("b"), cluster_id="c2"), 200))
     assert (node.acting, node.alive) == ("ac", "c")
     node.passes(AWAY_S + 1)
     assert node.ring == "ac"
@@ -315,7 +317,7 @@ def test_a_member_that_comes_back_with_another_cluster_id_is_asked_no_more() -> 
 def test_wire_versions_have_to_overlap(wire: tuple[int, int], fits: bool) -> None:
     node = Node()
     node.lists("a", "b")
-    node.hears(hello(replace(member("b"), wire=wire)))
+    node.receives(hello(replace(member("b"), wire=wire)))
     assert node.ring == ("ab" if fits else "a")
     assert node.left_out == ([] if fits else [("b", "wire version")])
 
@@ -323,6 +325,6 @@ def test_wire_versions_have_to_overlap(wire: tuple[int, int], fits: bool) -> Non
 def test_a_member_that_is_left_out_is_forgotten_with_its_listing() -> None:
     node = Node()
     node.lists("a", "b", "c")
-    node.hears(hello(replace(member("b"), cluster_id="c2")))
+    node.receives(hello(replace(member("b"), cluster_id="c2")))
     node.lists("a", "c")
     assert node.left_out == []

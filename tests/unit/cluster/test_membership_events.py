@@ -32,11 +32,11 @@ def apply(node: Node, event: tuple[str, object, object]) -> None:
             said = hello(name, ready=how != "unready", leaving=how == "leaving")
             if how == "stranger":
                 said = replace(said, member=replace(said.member, cluster_id="c2"))
-            node.hears(said)
+            node.receives(said)
         case ("fail", str(name), _):
             node.fails(name)
         case ("swap", str(name), str(other)):
-            node.hears(hello(name), at=f"{other}:9482")
+            node.receives(hello(name), at=f"{other}:9482")
         case ("pass", float(seconds), _):
             node.passes(seconds)
 
@@ -84,7 +84,7 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
                 gaps += forgets.received(each.name, each.boot, range(each.number, each.number + 1), node.now)
         elif act == "greeted" or fits:
             if act == "greeted":
-                node.hears(said)
+                node.receives(said)
             elif each.name == "a":
                 node.membership.met_namesake(said, node.now)
             if node.membership.counts(each.name, each.boot):
@@ -102,7 +102,7 @@ def namesake(address: str, boot: int) -> Hello:
 
 
 def test_a_process_of_this_nodes_name_that_greets_it_is_said_once_with_its_address() -> None:
-    """Members that know of a process that began later refuse this one, so that it hears of nobody."""
+    """Members that know of a process that began later refuse this one, so that it learns of nobody."""
     node = Node()
     node.lists("a", "b")
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_a_process_of_this_nodes_name_that_greets_it_is_said_once_with_its_addre
 
 
 def test_a_listed_process_of_this_nodes_name_is_left_out_once_whichever_side_greets_first() -> None:
-    for turns in ("heard met", "met heard"):
+    for turns in ("received met", "met received"):
         node = Node()
         node.lists("a", ListedMember("node-2.local:1"), ListedMember("x:1"))
         for turn in turns.split():
@@ -127,7 +127,7 @@ def test_a_listed_process_of_this_nodes_name_is_left_out_once_whichever_side_gre
                     node.membership.met_namesake(namesake(address, boot), node.now)
                 else:
                     listed_at = "node-2.local:1" if boot == 200 else address
-                    node.hears(namesake(address, boot), at=listed_at)
+                    node.receives(namesake(address, boot), at=listed_at)
         for _ in range(7):
             node.passes(5)
             node.membership.met_namesake(namesake("10.0.0.2:1", 200), node.now)
@@ -172,8 +172,8 @@ def test_invariants_hold_after_any_events_and_all_nodes_agree_in_the_end(
         node.passes(61)
         for name in "abcde":
             node.fails(name)
-        node.hears(hello("b", 300), hello("c", 300))
+        node.receives(hello("b", 300), hello("c", 300))
         node.passes(61)
-        node.hears(hello("b", 300), hello("c", 300))
+        node.receives(hello("b", 300), hello("c", 300))
     assert (node.ring, node.acting, node.alive, node.left_out) == ("abc", "abc", "bc", [])
     assert node.membership.view.ring == Node().knows("abc").membership.view.ring

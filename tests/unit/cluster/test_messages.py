@@ -153,7 +153,7 @@ def test_a_message_has_the_form_that_it_had_in_0_2(message: Any, body: bytes) ->
     assert json.loads(encode(message)) == json.loads(body)
 
 
-def test_a_share_of_a_member_of_0_2_tells_no_objects() -> None:
+def test_a_share_of_a_member_of_0_2_states_no_objects() -> None:
     body = b'{"datasets":[{"bucket":"b","name":"n","objects":12,"size":34,"held":5,"near":6}]}'
     assert decode(DatasetShares, body) == DatasetShares((DatasetShare("b", "n", 12, 34, 5, 6),))
 
@@ -185,7 +185,7 @@ def test_a_body_that_a_parser_may_choke_on_is_refused(body: bytes) -> None:
         decode(SharesRequest, body)
 
 
-def test_an_error_tells_no_part_of_the_message() -> None:
+def test_an_error_shows_no_part_of_the_message() -> None:
     with pytest.raises(WireError, match=r"^names: not of its form$") as raised:
         decode(Forget, b'{"from":"n","boot":1,"number":2,"names":[["secret", 5]],"doubt":true}')
     assert raised.value.__cause__ is None
@@ -253,7 +253,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     )},
     PinPage: {
         "client": NO_TEXT, "at": NO_TIME, "list": (*NO_TEXT, "-"), "more": NO_TRUTH,
-        "objects": (None, [], *([told, ["b", "k", '"e"', 1]] for told in (
+        "objects": (None, [], *([row, ["b", "k", '"e"', 1]] for row in (
             ["b", "k", '"e"'], ["", "k", '"e"', 1], ["b", "", '"e"', 1], ["b", "k", 'W/"e"', 1], ["b", "k", '"e"', -1],
             ["b", "k", '"e"', True], ["b", "\ud800", '"e"', 1], "bkes",
         ))),
@@ -290,8 +290,8 @@ def test_a_page_of_a_member_before_0_3_has_no_dates() -> None:
     ("fields", "numbers"), [("", range(7, 8)), (',"first":null', range(7, 8)), (',"first":3', range(3, 8)),
                             (',"first":9', range(7, 8))],
 )  # fmt: skip
-def test_a_message_has_one_forget_unless_it_tells_the_first_one(fields: str, numbers: range) -> None:
-    """Members of 0.2 do not tell it."""
+def test_a_message_has_one_forget_unless_it_states_the_first_one(fields: str, numbers: range) -> None:
+    """Members of 0.2 do not state it."""
     body = f'{{"from":"n","boot":1,"number":7,"names":["b"],"doubt":false{fields}}}'
     assert decode(Forget, body.encode()).numbers == numbers
 
@@ -308,16 +308,16 @@ def test_a_thousand_keys_of_a_batch_delete_fit() -> None:
     assert decode(Forget, forget_body(message)) == message
 
 
-def test_of_reads_too_many_for_one_message_the_newest_are_told() -> None:
+def test_of_reads_too_many_for_one_message_the_newest_are_sent() -> None:
     # An escaped byte takes six bytes of JSON.
     long = tuple(
         BegunRead("10.0.0.1", ObjectRef("b", "\udc80" * 1000 + str(number)), 5, 0.0) for number in range(READS_MAX)
     )
     body = reads_body(ReadsNotice("n", 1, long))
     assert len(body) <= BODY_BYTES_MAX
-    told = decode(ReadsNotice, body).reads
-    assert told == long[-len(told) :]
-    assert len(told) >= 100
+    sent = decode(ReadsNotice, body).reads
+    assert sent == long[-len(sent) :]
+    assert len(sent) >= 100
 
 
 def test_the_same_address_at_two_members_is_two_readers() -> None:

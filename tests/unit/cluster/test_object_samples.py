@@ -26,7 +26,7 @@ def test_the_union_of_samples_that_have_all_objects_is_exact(known: dict[str, di
         assert union.held_by([member]) == sum(held.values())
 
 
-def test_a_sample_of_many_objects_tells_their_number_and_shares_about() -> None:
+def test_a_sample_of_many_objects_shows_their_number_and_shares_about() -> None:
     """Members of a cluster that hold a part each, and know no other objects."""
     keys = [f"train/shard-{number:06}.tar" for number in range(6000)]
     parts = {"a": keys[:3900], "b": keys[3900:]}

@@ -93,8 +93,8 @@ def test_members_own_in_proportion_to_their_weights() -> None:
 
 
 def test_a_member_without_a_size_owns_nothing_beside_one_with_a_size() -> None:
-    ring = Ring([member("told"), member("untold", 0)])
-    assert {ring.owner(*block).name for block in shards("train-%06d.tar", 1, 500)} == {"told"}
+    ring = Ring([member("sized"), member("unsized", 0)])
+    assert {ring.owner(*block).name for block in shards("train-%06d.tar", 1, 500)} == {"sized"}
 
 
 # -- moved by nothing else ------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_the_owners_are_those_of_every_machine_and_version() -> None:
     ]
 
 
-def test_the_digest_tells_names_and_weights() -> None:
+def test_the_digest_covers_names_and_weights() -> None:
     ring = Ring(EIGHT)
     assert len(ring.digest) == 12
     assert Ring(EIGHT[:7]).digest != ring.digest

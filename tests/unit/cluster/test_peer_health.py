@@ -276,7 +276,7 @@ def test_an_owner_whose_link_many_nodes_share_is_not_slow(sends_mib_s: int, bodi
     assert health.is_slow("b", 100.0) is slow
 
 
-def test_what_is_sent_to_members_is_told_by_the_second() -> None:
+def test_what_is_sent_to_members_is_measured_by_the_second() -> None:
     sending = SendingPace()
     assert sending.bytes_s(0.0) == 0
     for number in range(200):
@@ -372,7 +372,7 @@ def test_the_usual_rate_of_the_bucket_follows_it_slowly() -> None:
     health.bucket.flowed(600 * MIB, 1.0, 300.0)
     assert health.bucket.usual == pytest.approx(17 * MIB, rel=0.1)
     health.bucket.flowed(MIB, 0.01, 9000.0)
-    assert health.bucket.usual == pytest.approx(17 * MIB, rel=0.1)  # too little came since to tell
+    assert health.bucket.usual == pytest.approx(17 * MIB, rel=0.1)  # too little came since to judge
 
 
 def test_a_slow_member_is_left_out_ever_longer() -> None:

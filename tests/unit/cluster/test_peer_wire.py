@@ -96,8 +96,8 @@ def test_an_answer_comes_as_it_was_sent(read: PeerRead, data: st.DataObject) -> 
     status = 206 if extent is not None else 200
     sending = Sending(data.draw(sizes), data.draw(st.integers(0, 1000))) if extent is not None else NOT_TOLD
     sent = AnswerHead(confirmed, extent, digest, sending)
-    told = answer_headers(read, sent, "owner")
-    assert parse_answer(read, status, told, 0 if extent is None else extent.length, "owner") == sent
+    fields = answer_headers(read, sent, "owner")
+    assert parse_answer(read, status, fields, 0 if extent is None else extent.length, "owner") == sent
 
 
 # -- what does not come as it was sent ------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 
 def known_value(**changes: object) -> str:
-    told = {"etag": '"e"', "size": 1, "age": 0, "settled": False, "whole": False, "headers": []} | changes
-    return b64encode(json.dumps(told).encode()).decode()
+    known = {"etag": '"e"', "size": 1, "age": 0, "settled": False, "whole": False, "headers": []} | changes
+    return b64encode(json.dumps(known).encode()).decode()
 
 
 GOOD = "v=1;from=edge;ring=r;cluster=c;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
@@ -188,11 +188,11 @@ def test_a_malformed_version_is_refused(value: str) -> None:
 @pytest.mark.parametrize("value", ["", "1", "1/", "/1", "1/2/3", "-1/1", "1.5/1", "a/1", f"{2**63}/1"])
 def test_a_malformed_account_of_what_is_sent_is_refused(value: str) -> None:
     read = PeerRead(REF, Extent(0, 1))
-    told = ((FROM, "owner"), (KNOWN, known_value()), ("content-range", "bytes 0-0/1"))
-    assert parse_answer(read, 206, (*told, (SENDS, "7/2")), 1, "owner").sending == (7, 2)
-    assert parse_answer(read, 206, told, 1, "owner").sending == NOT_TOLD, "a member before 0.3"
+    fields = ((FROM, "owner"), (KNOWN, known_value()), ("content-range", "bytes 0-0/1"))
+    assert parse_answer(read, 206, (*fields, (SENDS, "7/2")), 1, "owner").sending == (7, 2)
+    assert parse_answer(read, 206, fields, 1, "owner").sending == NOT_TOLD, "a member before 0.3"
     with pytest.raises(WireError):
-        parse_answer(read, 206, (*told, (SENDS, value)), 1, "owner")
+        parse_answer(read, 206, (*fields, (SENDS, value)), 1, "owner")
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ def test_a_version_alone_is_an_answer_of_a_member_that_is_only_asked_for_what_it
 
 
 def test_no_bytes_are_no_part_of_an_object() -> None:
-    told = (*RIGHT[:2], ("content-range", "bytes 10-9/10"))
+    fields = (*RIGHT[:2], ("content-range", "bytes 10-9/10"))
     with pytest.raises(WireError):
-        parse_answer(PeerRead(REF, Extent(10, 12)), 206, told, 0, "owner")
+        parse_answer(PeerRead(REF, Extent(10, 12)), 206, fields, 0, "owner")
 
 
 def test_another_version_is_believed_of_the_member_that_was_asked_alone() -> None:
@@ -332,13 +332,15 @@ def test_no_request_raises_anything_else(method: str, path: str, sent: dict[str,
 
 
 @given(reads(), st.sampled_from((200, 206, 304, 412, 500)), mixed, st.none() | st.integers(0, 10))
-def test_no_answer_raises_anything_else(read: PeerRead, status: int, told: dict[str, str], length: int | None) -> None:
-    told[FROM] = "owner"
-    tried(lambda: parse_answer(read, status, tuple(told.items()), length, "owner"))
+def test_no_answer_raises_anything_else(
+    read: PeerRead, status: int, fields: dict[str, str], length: int | None
+) -> None:
+    fields[FROM] = "owner"
+    tried(lambda: parse_answer(read, status, tuple(fields.items()), length, "owner"))
 
 
 @pytest.mark.parametrize(("etag", "is_believed"), [('"9a0364b9e99bb480dd25e1f0284c8555"', True), ('"constant"', False)])
-def test_a_member_that_tells_no_date_is_believed_only_of_a_hash(etag: str, is_believed: bool) -> None:
+def test_a_member_that_states_no_date_is_believed_only_of_a_hash(etag: str, is_believed: bool) -> None:
     version = ObjectVersion(REF, etag, 10, (("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),))
     read = replace(KNOWN_READ, known=Confirmed(version, 0.0))
     answer = tuple((name, known_value(size=10, etag=etag)) if name == KNOWN else (name, value) for name, value in RIGHT)

@@ -12,7 +12,7 @@ def test_the_previous_owner_of_a_block_is_known_for_an_hour() -> None:
     node.passes(PREVIOUS_S)  # the hour after its own start is over
     before = {ref: node.membership.view.acting_owner(ref, 0) for ref in REFS}
     node.lists("a", "b", "c")
-    node.hears("c")
+    node.receives("c")
     view = node.membership.view
     moved = [ref for ref in REFS if view.acting_owner(ref, 0) != before[ref]]
     assert 0 < len(moved) < len(REFS)
@@ -67,9 +67,9 @@ def test_a_previous_owner_is_named_by_its_address_of_now() -> None:
     node = Node().knows("ab")
     node.membership.leaves("b", 100, node.now)
     node.lists("a", ListedMember("new:1", "b"))
-    node.hears(hello("b", 100, leaving=True), at="new:1")
+    node.receives(hello("b", 100, leaving=True), at="new:1")
     node.membership.unanswered("b:9482", node.now)
-    node.hears(hello("b", 100, leaving=True), at="new:1")
+    node.receives(hello("b", 100, leaving=True), at="new:1")
     found = {node.membership.view.previous_owner(ref, 0) for ref in REFS}
     assert found == {None, under(member("b"), "new:1")}
 
@@ -79,7 +79,7 @@ def test_a_ring_that_comes_and_goes_is_remembered_once() -> None:
     node.passes(PREVIOUS_S)
     for _ in range(20):
         node.fails("b")
-        node.hears("b")
+        node.receives("b")
     assert [str(ring) for ring in node.membership.view.previous] == ["Ring(a, c, d)"]
 
 
@@ -89,7 +89,7 @@ def test_few_previous_rings_are_remembered() -> None:
     for gone in "bcdefgh":
         node.fails(gone)
     for back in "bcdefgh":
-        node.hears(back)
+        node.receives(back)
     assert len(node.membership.view.previous) == 8
 
 
@@ -97,7 +97,7 @@ def test_a_ring_keeps_its_memo_while_its_members_stay() -> None:
     node = Node().knows("abc")
     ring, acting, previous = node.membership.view.ring, node.membership.view.acting, node.membership.view.previous
     node.passes(1)
-    node.hears("b", "c")
+    node.receives("b", "c")
     view = node.membership.view
     assert view.ring is ring
     assert view.acting is acting
@@ -108,7 +108,7 @@ def test_a_block_of_an_owner_that_is_away_is_not_near() -> None:
     node = Node().knows("ab")
     node.fails("b")
     assert all(node.membership.view.is_mine(ref, 0) for ref in REFS)
-    node.hears("b")
+    node.receives("b")
     mine = [node.membership.view.is_mine(ref, 0) for ref in REFS]
     assert True in mine
     assert False in mine

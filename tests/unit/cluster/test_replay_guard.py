@@ -20,7 +20,7 @@ def test_requests_may_overtake_each_other_within_the_window() -> None:
     assert guard.admit("b", 1, WINDOW + 1, 0.0)
     assert guard.admit("b", 1, 2, 0.0)
     assert not guard.admit("b", 1, 2, 0.0)
-    assert not guard.admit("b", 1, 1, 0.0)  # it may have come, and is too old to tell
+    assert not guard.admit("b", 1, 1, 0.0)  # it may have come, and is too old to judge
 
 
 def test_a_jump_of_any_length_costs_nothing() -> None:
