@@ -39,13 +39,15 @@ def wanted(planner: Planner, now: float, free_bytes: int = 1_000_000) -> dict[Ob
     return {want.ref: want.blocks for want in planner.wants(now, free_bytes, 1000)}
 
 
-def test_a_member_hears_of_the_objects_that_its_clients_begin() -> None:
-    planner, told = Planner(1000, BLOCK), list[tuple[str, ObjectRef, int]]()
-    planner.join(lambda client, ref, size: told.append((client, ref, size)), lambda ref, blocks: 0, lambda: 1_000_000)
+def test_a_member_reports_the_objects_that_its_clients_begin() -> None:
+    planner, reported = Planner(1000, BLOCK), list[tuple[str, ObjectRef, int]]()
+    planner.join(
+        lambda client, ref, size: reported.append((client, ref, size)), lambda ref, blocks: 0, lambda: 1_000_000
+    )
     planner.requested("a", REFS[0], SIZE, Extent(0, BLOCK), 1.0)
     planner.requested("a", REFS[0], SIZE, Extent(BLOCK, SIZE), 1.1)
     read_on_peer(planner, REFS[1], 1.2)
-    assert told == [("a", REFS[0], SIZE)], "once for each object, and nothing that another member told"
+    assert reported == [("a", REFS[0], SIZE)], "once for each object, and nothing that another member reported"
 
 
 def test_of_an_unknown_order_each_member_fetches_what_it_owns() -> None:
@@ -146,8 +148,8 @@ def test_a_read_elsewhere_does_not_hold_an_object_here() -> None:
     assert [block.index for block in planner.victims()] == [0], "only the block that its reader here is past"
 
 
-def told_elsewhere(mine: int = 0b11) -> Planner:
-    """Each of two other members has told its order: of the first and of the second half."""
+def announced_on_peers(mine: int = 0b11) -> Planner:
+    """Each of two other members has announced its order: of the first and of the second half."""
     planner = planner_of(mine)
     planner.announced("m/a", REFS[:32], 1.0, total=32, on_peer=True)
     planner.announced("n/a", REFS[32:], 1.0, total=32, on_peer=True)
@@ -156,7 +158,7 @@ def told_elsewhere(mine: int = 0b11) -> Planner:
 
 def test_an_object_that_is_read_elsewhere_in_a_known_order_is_held_until_its_reader_begins_the_next() -> None:
     """As its reader goes on, the blocks that it has fetched may go."""
-    planner = told_elsewhere()
+    planner = announced_on_peers()
     land(planner, REFS[0], 0, 1)
     read_on_peer(planner, REFS[0], 2.0)
     assert list(planner.victims()) == []
@@ -171,16 +173,16 @@ def test_an_object_that_is_read_elsewhere_in_a_known_order_is_held_until_its_rea
 
 
 def test_nothing_is_held_for_a_member_that_fell_silent() -> None:
-    planner = told_elsewhere()
+    planner = announced_on_peers()
     land(planner, REFS[0], 0, 1)
     read_on_peer(planner, REFS[0], 2.0)
     read_on_peer(planner, REFS[32], 100.0, "n")
     assert [block.index for block in planner.victims()] == [1, 0]
 
 
-def test_what_was_read_of_orders_that_are_told_anew_goes_before_what_is_left() -> None:
+def test_what_was_read_of_orders_that_are_announced_anew_goes_before_what_is_left() -> None:
     """The next order is another one, so that no object of this one is sure to be read soon."""
-    planner = told_elsewhere()
+    planner = announced_on_peers()
     for ref in REFS:
         land(planner, ref, 0, 1)
     for number in range(24):
@@ -191,8 +193,8 @@ def test_what_was_read_of_orders_that_are_told_anew_goes_before_what_is_left() -
     assert set(victims[: len(read)]) == read
 
 
-def test_before_the_first_read_of_orders_that_several_tell_only_their_first_objects_displace_others() -> None:
-    planner = told_elsewhere()
+def test_before_the_first_read_of_orders_that_several_announce_only_their_first_objects_displace_others() -> None:
+    planner = announced_on_peers()
     for number in range(32):
         read_on_peer(planner, REFS[number], 2.0 + number)
         read_on_peer(planner, REFS[32 + number], 2.0 + number, "n")
@@ -204,13 +206,13 @@ def test_before_the_first_read_of_orders_that_several_tell_only_their_first_obje
 
 
 def test_objects_of_an_unknown_order_are_guesses() -> None:
-    member, alone, told = planner_of(), Planner(1_000_000, BLOCK), planner_of()
+    member, alone, informed = planner_of(), Planner(1_000_000, BLOCK), planner_of()
     alone.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
-    told.announced("a", REFS, 0.0, total=COUNT)
-    for planner in (member, alone, told):
+    informed.announced("a", REFS, 0.0, total=COUNT)
+    for planner in (member, alone, informed):
         for number, place in enumerate((5, 60, 17)):
-            read_here(planner, REFS[number if planner is told else place], float(number))
-    guesses = [{want.is_guess for want in planner.wants(3.0, 1_000_000, 1000)} for planner in (member, alone, told)]
+            read_here(planner, REFS[number if planner is informed else place], float(number))
+    guesses = [{want.is_guess for want in planner.wants(3.0, 1_000_000, 1000)} for planner in (member, alone, informed)]
     assert guesses == [{True}, {True}, {False}]
 
 
@@ -229,14 +231,14 @@ def test_a_job_that_was_seen_to_read_all_is_fetched_ahead_of_without_guessing() 
 def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:
     planner = planner_of(0b11)
     planner.join(lambda client, ref, size: None, lambda ref, count: (1 << count) - 1, lambda: 1_000_000, guessed_max=8)
-    told = [ObjectRef("b", f"e/{number:06d}.tar") for number in range(COUNT)]
-    planner.discovery.listed("b", [(ref.key, SIZE) for ref in told])
+    announced = [ObjectRef("b", f"e/{number:06d}.tar") for number in range(COUNT)]
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in announced])
     for at, number in enumerate((40, 3, 22, 61, 9, 30, 17, 55, 1, 48, 35, 12)):
         read_here(planner, REFS[number], 1.0 + at)
     guesses = planner.wants(12.5, 1_000_000, 16)
     assert [(want.is_guess, len(want.blocks)) for want in guesses] == [(True, 2)] * 4
-    planner.announced("b", told, 12.5, total=COUNT)
-    read_here(planner, told[0], 12.6, "b")
+    planner.announced("b", announced, 12.5, total=COUNT)
+    read_here(planner, announced[0], 12.6, "b")
     assert {want.is_guess for want in planner.wants(12.6, 1_000_000, 16)} == {False}
     land(planner, guesses[0].ref, 0, 1)
     planner.dropped(guesses[1].ref)
@@ -258,8 +260,8 @@ def test_an_object_without_a_block_of_this_member_is_not_on_its_way_once_its_siz
 
 def pacing(room_blocks: int) -> Planner:
     """A member with so much room, all of it taken by blocks that are needed last. It owns one block of two. A client of
-    another member reads an object of eight blocks each 8 seconds, in the order that it told. It has begun the ninth,
-    which is here."""
+    another member reads an object of eight blocks each 8 seconds, in the order that it announced. It has begun the
+    ninth, which is here."""
     planner = Planner(room_blocks * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 0)
     planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
@@ -335,7 +337,7 @@ def test_readers_of_all_members_count_until_they_are_silent() -> None:
     assert planner.readers_on_peers == 5
 
 
-def test_an_order_that_was_told_elsewhere_is_fetched_by_owners() -> None:
+def test_an_order_that_was_announced_on_a_peer_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
     planner.announced("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     assert set(wanted(planner, 1.0).values()) == {(1,)}

@@ -54,7 +54,7 @@ class Reader:
         self.planner.discovery.listed("b", [(key, self.size) for key in keys])
 
     def wanted(self, *, there: set[str] | None = None) -> set[str]:
-        """All objects that the planner wants now. It is told which of them do not exist."""
+        """All objects that the planner wants now. It learns which of them do not exist."""
         found: set[str] = set()
         while wants := self.planner.wants(self.now, 10**9, 8):
             for want in wants:
@@ -242,11 +242,11 @@ def test_a_refused_list_is_tried_again_after_an_hour() -> None:
         reader.read("s/000902.bin")
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_refused_list_is_tried_again_if_no_names_are_numbered(told: bool) -> None:
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_refused_list_is_tried_again_if_no_names_are_numbered(is_announced: bool) -> None:
     reader = Reader(1_000_000, believed_s=60.0)
     names = [f"s/{number:06d}-{number % 7}.bin" for number in range(100)]
-    if told:
+    if is_announced:
         reader.planner.announced("a", [ObjectRef("b", name) for name in names[:50]], reader.now)
     for name in names[:50]:
         reader.now += 2.0

@@ -77,7 +77,7 @@ def test_a_long_read_does_not_keep_objects_that_others_have_left_open() -> None:
     assert planner.readers <= 100
 
 
-def test_a_follower_that_left_does_not_hear_of_names_that_it_has_no_room_for() -> None:
+def test_a_follower_that_left_gets_no_names_that_it_has_no_room_for() -> None:
     planner = Planner(10_000, SIZE)
     refs = refs_of(120)
     steps = [("a", i) for i in range(100)] + [("b", i) for i in range(8)]

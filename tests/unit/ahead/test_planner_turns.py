@@ -38,5 +38,5 @@ def test_the_tenant_whose_turn_it_is_comes_before_what_is_more_urgent(
     assert folders_of_wants({"g": TenantShare(line=greedy), "m": TenantShare(line=modest)}) == order
 
 
-def test_clients_that_are_not_told_apart_come_by_urgency() -> None:
+def test_clients_that_are_not_distinguished_come_by_urgency() -> None:
     assert folders_of_wants(None) == "gggmgggm"

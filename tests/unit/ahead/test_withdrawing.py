@@ -27,7 +27,7 @@ def announce(store: PlannedStore, refs: list[ObjectRef], client: str = "a", hint
     return hint
 
 
-def told_by(hint: Hint, at_once: int = 7) -> HintedObjects:
+def hinted_by(hint: Hint, at_once: int = 7) -> HintedObjects:
     pieces = list(hint.pieces(at_once))
     assert all(each.read + len(each.unread) + each.unknown <= at_once for each in pieces)
     unread = tuple(ref for each in pieces for ref in each.unread)
@@ -85,17 +85,17 @@ def test_in_mid_epoch_only_unread_objects_are_withdrawn(store: PlannedStore) -> 
     order = in_chance_order(store, 2)
     hint = announce(store, order)
     read(store, order[:15])
-    assert told_by(hint) == HintedObjects(15, tuple(order[15:]), 0)
+    assert hinted_by(hint) == HintedObjects(15, tuple(order[15:]), 0)
     assert wanted(store) != []
     assert store.planner.withdraw(hint, (), store.now) == COUNT - 15
     assert wanted(store) == []
-    assert told_by(hint) == HintedObjects(15, (), COUNT - 15)
+    assert hinted_by(hint) == HintedObjects(15, (), COUNT - 15)
     # That is not taken for the end of an epoch, after which the same objects would be read again.
     read(store, order[20:21])
     assert not set(wanted(store)) & set(order[:15])
 
 
-def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too() -> None:
+def test_objects_that_the_next_epoch_took_over_from_an_announced_one_are_withdrawn_too() -> None:
     """A repeat when nearly all objects were read begins the next epoch, which expects the objects that are left."""
     store = PlannedStore(12, 1, 12)
     order = in_chance_order(store, 12)
@@ -126,7 +126,7 @@ def test_objects_of_another_hint_of_the_same_client_are_still_expected(store: Pl
     order = in_chance_order(store, 4)
     mine, its = announce(store, order[:30]), announce(store, order[20:])
     assert store.planner.withdraw(mine, [its], store.now) == 20
-    assert told_by(its).unread == tuple(order[20:])
+    assert hinted_by(its).unread == tuple(order[20:])
     assert set(wanted(store)) == set(order[20:])
 
 
@@ -136,7 +136,7 @@ def test_the_hint_of_another_client_is_untouched(store: PlannedStore) -> None:
     read(store, order[:5], "a")
     read(store, other[:5], "b")
     store.planner.withdraw(mine, [its], store.now)
-    assert told_by(its) == HintedObjects(5, tuple(other[5:]), 0)
+    assert hinted_by(its) == HintedObjects(5, tuple(other[5:]), 0)
     seen = wanted(store)
     assert seen
     assert seen == [ref for ref in other[5:] if ref in seen], "in the order of the other hint"
@@ -237,31 +237,31 @@ def test_an_order_that_was_expected_before_the_hint_is_expected_again(store: Pla
     assert order[0] in wanted(store), "the next epoch is expected in the same order"
 
 
-def test_more_may_be_told_under_a_name_and_epochs_that_are_over_are_forgotten(store: PlannedStore) -> None:
+def test_more_may_be_announced_under_a_name_and_epochs_that_are_over_are_forgotten(store: PlannedStore) -> None:
     order = in_chance_order(store, 10)
     hint = Hint()
     for first in range(0, COUNT, 10):
         hint.go_on()
         store.planner.announced("a", order[first : first + 10], store.now, start=first, total=COUNT, hint=hint)
-    assert told_by(hint).unread == tuple(order)
+    assert hinted_by(hint).unread == tuple(order)
     read(store, order)
-    assert told_by(hint) == HintedObjects(COUNT, (), 0)
+    assert hinted_by(hint) == HintedObjects(COUNT, (), 0)
     hint.go_on()
-    assert told_by(hint) == HintedObjects(0, (), 0)
+    assert hinted_by(hint) == HintedObjects(0, (), 0)
 
 
-def test_a_hint_that_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
+def test_a_hint_that_is_announced_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
     hint = Hint()
     for _ in range(50):
         announce(store, store.refs, hint=hint)
     assert hint.bytes <= 3 * 4 * COUNT
-    assert told_by(hint).unread == tuple(store.refs)
+    assert hinted_by(hint).unread == tuple(store.refs)
 
 
 @settings(max_examples=rounds(25))
 @given(seed=st.integers(0, 2**32), readers=st.integers(1, 3))
-def test_only_objects_that_were_read_or_are_told_by_a_hint_that_holds_are_wanted(seed: int, readers: int) -> None:
-    """Nothing lists this dataset, and one client reads it: only its reads and hints tell of objects."""
+def test_only_objects_that_were_read_or_are_named_by_a_hint_that_holds_are_wanted(seed: int, readers: int) -> None:
+    """Nothing lists this dataset, and one client reads it: only its reads and hints name objects."""
     chance, store = Random(seed), PlannedStore(24, 1, 24)
     hints: dict[str, tuple[Hint, set[ObjectRef]]] = {}
     opened: set[ObjectRef] = set()
@@ -279,8 +279,8 @@ def test_only_objects_that_were_read_or_are_told_by_a_hint_that_holds_are_wanted
                 opened.add(ref)
         elif act == "w":
             wants = store.planner.wants(store.now, 24 * BLOCK, 4)
-            told: set[ObjectRef] = set().union(*(refs for _, refs in hints.values()))
-            assert {want.ref for want in wants} <= opened | told
+            hinted: set[ObjectRef] = set().union(*(refs for _, refs in hints.values()))
+            assert {want.ref for want in wants} <= opened | hinted
             for want in wants:
                 store.planner.dropped(want.ref)
         elif act == "t":
@@ -292,10 +292,10 @@ def test_only_objects_that_were_read_or_are_told_by_a_hint_that_holds_are_wanted
         elif hints:
             hint, _ = hints.pop(chance.choice(sorted(hints)))
             others = [other for other, _ in hints.values()]
-            expected = {other: set(told_by(other).unread) for other in others}
+            expected = {other: set(hinted_by(other).unread) for other in others}
             store.planner.withdraw(hint, others, store.now)
-            assert not set(told_by(hint).unread) - set().union(*expected.values())
-            assert {other: set(told_by(other).unread) for other in others} == expected
+            assert not set(hinted_by(hint).unread) - set().union(*expected.values())
+            assert {other: set(hinted_by(other).unread) for other in others} == expected
 
 
 def orders_known(store: PlannedStore) -> list[bool]:
@@ -305,7 +305,7 @@ def orders_known(store: PlannedStore) -> list[bool]:
 @settings(max_examples=rounds(25))
 @given(seed=st.integers(0, 2**32), before=st.integers(0, 100))
 def test_a_hint_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, before: int) -> None:
-    """Compared with a planner that was never told, whatever is read before and after. There is room for all objects:
+    """Compared with a planner that got no hint, whatever is read before and after. There is room for all objects:
     ranks are looked at again with each hint, and otherwise from time to time, so victims may differ.
 
     A hint and its withdrawal forget the places of the last few reads. So by chance one planner may come to trust an
@@ -323,15 +323,15 @@ def test_a_hint_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
     for ref in epochs[before : before + 60]:
         for store in stores:
             read(store, [ref])
-        told, untold = map(orders_known, stores)
-        assert wanted(stores[0], 4) == wanted(stores[1], 4) or told != untold
+        hinted, unhinted = map(orders_known, stores)
+        assert wanted(stores[0], 4) == wanted(stores[1], 4) or hinted != unhinted
 
 
 def test_an_object_that_the_planner_has_forgotten_is_unknown_and_is_not_withdrawn(store: PlannedStore) -> None:
     hint = announce(store, store.refs[:10])
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
-    assert told_by(hint) == HintedObjects(0, (), 10)
+    assert hinted_by(hint) == HintedObjects(0, (), 10)
     assert store.planner.withdraw(hint, (), store.now) == 0
 
 

@@ -1,4 +1,4 @@
-"""Told orders: the shares of a told order stay beside the agenda, whatever else the epoch comes to expect."""
+"""The shares of an announced order stay beside the agenda, whatever else the epoch comes to expect."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ def epoch() -> JobEpoch:
     return JobEpoch((), COUNT, 0.0, confidence=0.5)
 
 
-def test_an_object_that_is_expected_beside_a_told_order_follows_all_that_was_told() -> None:
-    told = epoch()
-    announce(told, [0, 1, 2, 3], 0, 4)
-    told.expect([8, 9])
-    announce(told, [4, 5, 6, 7], 0, 4)
-    assert list(told.agenda) == [0, 4, 1, 5, 2, 6, 3, 7, 8, 9]
+def test_an_object_that_is_expected_beside_an_announced_order_follows_all_that_was_announced() -> None:
+    current = epoch()
+    announce(current, [0, 1, 2, 3], 0, 4)
+    current.expect([8, 9])
+    announce(current, [4, 5, 6, 7], 0, 4)
+    assert list(current.agenda) == [0, 4, 1, 5, 2, 6, 3, 7, 8, 9]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["tell", "expect", "withdraw"]), st.sets(st.integers(0, COUNT - 1)))))
-def test_each_place_of_a_told_agenda_has_a_share(steps: list[tuple[str, set[int]]]) -> None:
-    told = epoch()
-    announce(told, [0], 0, 1)
+@given(st.lists(st.tuples(st.sampled_from(["announce", "expect", "withdraw"]), st.sets(st.integers(0, COUNT - 1)))))
+def test_each_place_of_an_announced_agenda_has_a_share(steps: list[tuple[str, set[int]]]) -> None:
+    current = epoch()
+    announce(current, [0], 0, 1)
     for step, indexes in steps:
-        if step == "tell":
-            announce(told, sorted(indexes), 0, max(1, len(indexes)))
+        if step == "announce":
+            announce(current, sorted(indexes), 0, max(1, len(indexes)))
         elif step == "expect":
-            told.expect(indexes)
+            current.expect(indexes)
         else:
-            withdraw(told, indexes)
-        shares = [] if told.announced_order is None else list(deepcopy(told.announced_order).cut(0.0)[1])
+            withdraw(current, indexes)
+        shares = [] if current.announced_order is None else list(deepcopy(current.announced_order).cut(0.0)[1])
         assert shares == sorted(shares)
-        assert told.announced_order is None or len(shares) == len(told.agenda)
-        assert [told.place[index] for index in told.agenda] == list(range(len(told.agenda)))
+        assert current.announced_order is None or len(shares) == len(current.agenda)
+        assert [current.place[index] for index in current.agenda] == list(range(len(current.agenda)))

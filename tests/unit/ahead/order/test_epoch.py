@@ -1,4 +1,4 @@
-"""Epochs through the planner: datasets are found by their names, epochs predicted, kinds of reading told apart, and
+"""Epochs through the planner: datasets are found by their names, epochs predicted, kinds of reading distinguished, and
 learned orders kept."""
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def test_a_dataset_that_several_readers_read_in_order_is_prefetched_to_its_end(s
     assert idle <= 8, "only now and then the guess of the part must grow first"
 
 
-def test_a_told_order_is_followed_from_its_first_shard() -> None:
+def test_an_announced_order_is_followed_from_its_first_shard() -> None:
     jobs, plan = Jobs(listed=False), Random(7).sample(range(COUNT), COUNT)
     for worker in range(2):
         jobs.planner.announced("a", [ObjectRef("b", KEYS[i]) for i in plan[worker::2]], jobs.now)
@@ -280,7 +280,7 @@ def test_a_told_order_is_followed_from_its_first_shard() -> None:
     assert set(jobs.wanted(3)) <= set(plan[40:50])
 
 
-def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
+def test_an_announced_order_is_not_listed_before_its_names_grow_stale() -> None:
     jobs = Jobs(listed=False, believed_s=60.0)
     for _ in range(2):
         jobs.announce(SHUFFLED)
@@ -292,7 +292,7 @@ def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
     assert jobs.planner.discovery.please_list() == [("b", "train/part-")]
 
 
-def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
+def test_the_first_reads_of_an_announced_epoch_may_arrive_before_its_order() -> None:
     """A LIST would take bandwidth from the first batch."""
     jobs = Jobs(listed=False)
     jobs.announce(SHUFFLED)
@@ -306,13 +306,13 @@ def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
     assert jobs.planner.discovery.please_list() == []
     jobs.read(SHUFFLED[15:17])
     assert jobs.planner.discovery.please_list() == [("b", "train/part-")], (
-        "no worker will tell this epoch's order any more"
+        "no worker will announce this epoch's order any more"
     )
 
 
-def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
-    """The first told order is fetched as far as there is room, while the pace of the readers is not known. The next one
-    is fetched at the pace of the last epoch."""
+def test_an_announced_order_is_prefetched_from_its_first_moment() -> None:
+    """The first announced order is fetched as far as there is room, while the pace of the readers is not known.
+    The next one is fetched at the pace of the last epoch."""
     jobs = Jobs(listed=False)
     jobs.announce(SHUFFLED)
     assert jobs.wanted(40) == SHUFFLED[:1], "the size of the objects is not known either"
@@ -334,7 +334,7 @@ def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_after_a_told_epoch_its_order_is_not_prefetched_again_before_the_next_order_is_told(padding: int) -> None:
+def test_after_an_announced_epoch_its_order_is_not_prefetched_again_before_the_next_is_announced(padding: int) -> None:
     """It would take bandwidth and room from the next epoch's first shards."""
     jobs, other = Jobs(listed=False), Random(8).sample(range(COUNT), COUNT)
     for i in SHUFFLED[-COUNT // 4 :]:
@@ -344,7 +344,7 @@ def test_after_a_told_epoch_its_order_is_not_prefetched_again_before_the_next_or
         # A sampler that pads reads some of the first objects again, before the slowest reader has come to its end.
         jobs.read([*order[:-2], *order[:padding], *order[-2:]])
         wants = jobs.planner.wants(jobs.now, 0, 2)
-        assert [KEYS.index(want.ref.key) for want in wants] == wanted, "only hints that repeat tell the next order"
+        assert [KEYS.index(want.ref.key) for want in wants] == wanted, "only hints that repeat show the next order"
         for want in wants:
             jobs.planner.dropped(want.ref)
 

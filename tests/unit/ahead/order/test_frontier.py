@@ -31,7 +31,7 @@ def test_how_far_readers_drift_apart_is_forgotten_with_an_order_that_they_did_no
     assert frontier.drift == 0
 
 
-def test_an_epoch_in_another_order_does_not_tell_how_far_the_readers_of_the_next_one_drift_apart() -> None:
+def test_an_epoch_in_another_order_does_not_show_how_far_the_readers_of_the_next_one_drift_apart() -> None:
     epoch = JobEpoch(range(COUNT), COUNT, 0.0, confidence=ORDER_UNLIKELY)
     for at, index in enumerate(Random(1).sample(range(COUNT), COUNT)):
         epoch.read(index, float(at))
