@@ -107,6 +107,6 @@ def test_a_remembered_id_is_never_that_of_another_version() -> None:
     assert len(ids) == 2000
 
 
-def test_a_layout_that_files_tell_is_held_once() -> None:
+def test_a_layout_that_files_state_is_held_once() -> None:
     assert shared_layout("".join(["http:", "//o"]), 8) is shared_layout("".join(["http", "://o"]), 8)
     assert shared_layout("http://o", 8) == BlockLayout("http://o", 8) != BlockLayout("http://o", 16)

@@ -26,9 +26,9 @@ def test_the_page_of_metrics_follows_the_code() -> None:
 
 
 def test_every_exported_metric_is_on_the_page() -> None:
-    told = {family.name for family in text_string_to_metric_families(Metrics().text().decode())}
+    exported = {family.name for family in text_string_to_metric_families(Metrics().text().decode())}
     known = {name.removesuffix("_total") for name in all_metrics()}
-    assert {name for name in told if not name.endswith("_created")} == known
+    assert {name for name in exported if not name.endswith("_created")} == known
 
 
 def rules() -> list[dict[str, Any]]:

@@ -111,10 +111,10 @@ def test_an_invalid_value_is_named_from_each_source(source: str, name: str, valu
 def test_an_origin_with_a_path_is_refused_with_the_endpoint_to_write(path: str) -> None:
     with pytest.raises(SettingsError) as refused:
         load({"origin": f"https://s3.example.com:8333{path}"}, None, {})
-    told = str(refused.value)
-    assert "write https://s3.example.com:8333" in told
-    assert "s3://train/" in told
-    assert "\n" not in told
+    text = str(refused.value)
+    assert "write https://s3.example.com:8333" in text
+    assert "s3://train/" in text
+    assert "\n" not in text
     assert load({"origin": "http://h/"}, None, {}).origin == "http://h"
 
 
@@ -142,7 +142,7 @@ def test_an_error_names_only_flags_that_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "problem"),
     [
         ("[[list_cache]]\nprefixes = 'x'\nttl = 5", "list_cache.0.ttl: no such setting. Known: prefixes, ttl_s."),
         ("[[list_cache]]\nprefixes = 'x'", "list_cache.0.ttl_s: is missing"),
@@ -150,10 +150,10 @@ def test_an_error_names_only_flags_that_exist(tmp_path: Path) -> None:
         ("[[prefetch_rules]]\nobjects = 'x'\nprefetch = 'no'", "prefetch_rules.0.prefetch: 'no' input should be"),
     ],
 )
-def test_the_error_of_a_wrong_rule_names_the_field(rule: str, told: str, tmp_path: Path) -> None:
+def test_the_error_of_a_wrong_rule_names_the_field(rule: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         load({}, file_with(tmp_path, rule), {})
-    assert any(line.startswith(told) for line in str(refused.value).splitlines()), refused.value
+    assert any(line.startswith(problem) for line in str(refused.value).splitlines()), refused.value
 
 
 @pytest.mark.parametrize("size", ["true", "1e9"])

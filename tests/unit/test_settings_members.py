@@ -39,7 +39,7 @@ def test_the_sources_of_members(text: str, source: Peers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("", "must be kubernetes:NAMESPACE/SERVICE, dns:NAME:PORT, file:PATH or slurm"),
         ("consul:peers", "must be kubernetes:NAMESPACE/SERVICE, dns:NAME:PORT, file:PATH or slurm"),
@@ -54,8 +54,8 @@ def test_the_sources_of_members(text: str, source: Peers) -> None:
         )),
     ],
 )  # fmt: skip
-def test_a_wrong_source_of_members_is_refused_with_the_right_form(text: str, told: str) -> None:
-    with pytest.raises(SettingsError, match=told) as refused:
+def test_a_wrong_source_of_members_is_refused_with_the_right_form(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem) as refused:
         cluster(peers=text)
     assert "--peers (OUTRIDER_PEERS)" in str(refused.value)
 

@@ -33,11 +33,11 @@ def nothing_set_aside() -> Iterator[None]:
 @pytest.mark.usefixtures("nothing_set_aside")
 def test_objects_that_outlive_a_long_full_collection_are_frozen(generation: int, took_s: float, freezes: bool) -> None:
     now = 100.0
-    hear = freezing_after_long_ones(lambda: now)
-    hear("start", {"generation": generation})
+    on_collection = freezing_after_long_ones(lambda: now)
+    on_collection("start", {"generation": generation})
     assert gc.get_freeze_count() == 0
     now += took_s
-    hear("stop", {"generation": generation})
+    on_collection("stop", {"generation": generation})
     assert (gc.get_freeze_count() > 0) == freezes
 
 

@@ -239,10 +239,10 @@ def test_an_allowed_form_is_allowed_when_signed_anew(version: str, fields: Field
     upload = made({**fields, "x-amz-security-token": "the client's"},
                [*({name: value} for name, value in fields.items()), {"x-amz-security-token": "the client's"}, *sizes],
                version)  # fmt: skip
-    told = anew(upload)
-    assert check(told, known=(ORIGIN.access_key, ORIGIN.secret_key)) == SizeRange(1, 9)
-    assert told.values.items() >= {**fields, "x-amz-security-token": ORIGIN.session_token}.items()
-    assert KEYS[0] not in b64decode(told.values["policy"]).decode() + json.dumps(dict(told.fields))
+    renewed = anew(upload)
+    assert check(renewed, known=(ORIGIN.access_key, ORIGIN.secret_key)) == SizeRange(1, 9)
+    assert renewed.values.items() >= {**fields, "x-amz-security-token": ORIGIN.session_token}.items()
+    assert KEYS[0] not in b64decode(renewed.values["policy"]).decode() + json.dumps(dict(renewed.fields))
 
 
 def test_a_denied_form_is_denied_by_the_origin_too() -> None:
@@ -252,11 +252,11 @@ def test_a_denied_form_is_denied_by_the_origin_too() -> None:
 
 
 def test_a_form_without_a_policy_gets_one_for_just_its_fields() -> None:
-    told = anew(form({"key": "up/${filename}", "acl": "private"}))
-    check(told, known=(ORIGIN.access_key, ORIGIN.secret_key))
-    assert told.values["key"] == "up/f"
+    renewed = anew(form({"key": "up/${filename}", "acl": "private"}))
+    check(renewed, known=(ORIGIN.access_key, ORIGIN.secret_key))
+    assert renewed.values["key"] == "up/f"
     with pytest.raises(errors.AccessDenied):
-        check(form({**dict(told.fields), "key": "up/g"}), known=(ORIGIN.access_key, ORIGIN.secret_key))
+        check(form({**dict(renewed.fields), "key": "up/g"}), known=(ORIGIN.access_key, ORIGIN.secret_key))
 
 
 def test_a_policy_that_cannot_be_read_goes_on_as_it_stands() -> None:

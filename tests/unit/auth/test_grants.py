@@ -45,8 +45,8 @@ def test_no_grant_lets_nothing_through() -> None:
 )
 def test_a_refusal_names_the_missing_grant(method: str, target: str, headers: Headers, names: str) -> None:
     operation = classify(method, target, headers)
-    told = missing_grant(Client("c", "AK", (WRITE_SHARDS,)), operation)
-    assert told == f"No grant of this client covers the request: it takes a grant {names}."
+    refusal = missing_grant(Client("c", "AK", (WRITE_SHARDS,)), operation)
+    assert refusal == f"No grant of this client covers the request: it takes a grant {names}."
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -100,7 +100,7 @@ def test_a_list_is_covered_when_every_key_it_can_show_is(query: str, let_in: boo
     assert may("GET", f"/train?{query}", READ_SHARDS) is let_in
 
 
-def test_any_grant_on_a_bucket_tells_that_it_is_there() -> None:
+def test_any_grant_on_a_bucket_shows_that_it_is_there() -> None:
     assert may("HEAD", "/train", READ_SHARDS)
     assert may("GET", "/train?location", READ_SHARDS)
     assert not may("HEAD", "/other", READ_SHARDS)

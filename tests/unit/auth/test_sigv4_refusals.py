@@ -156,7 +156,9 @@ def test_another_secret_is_a_wrong_signature() -> None:
         ("", errors.InvalidArgument),
     ],
 )
-def test_a_malformed_authorization_header_is_told_apart(authorization: str, error: type[errors.S3Error]) -> None:
+def test_each_malformed_authorization_header_gets_its_own_error(
+    authorization: str, error: type[errors.S3Error]
+) -> None:
     headers = (("host", HOST), ("x-amz-date", "20130524T000000Z"), ("x-amz-content-sha256", EMPTY))
     with pytest.raises(error) as caught:
         ask(SignedRequest("GET", "/b/k", "", (*headers, ("authorization", authorization))))

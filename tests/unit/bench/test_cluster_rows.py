@@ -19,7 +19,7 @@ MEASURED = [
 ]
 
 
-def test_each_value_is_told_beside_its_goal() -> None:
+def test_each_value_is_shown_beside_its_goal() -> None:
     assert markdown(MEASURED).splitlines()[2:] == [
         "| `static` | bytes from the bucket / data | <= 0.000 x | 0.000 x | yes |",
         "| `static` | bytes between nodes / data | <= 0.100 x | 0.200 x | no |",
@@ -36,6 +36,6 @@ def test_a_picture_has_each_value_and_its_row(tmp_path: Path) -> None:
     assert [text for text in texts if f"<!-- {text}" not in drawn] == []
 
 
-def test_the_page_tells_of_each_row() -> None:
-    told = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert [row for row in ROWS if f"`{row}`" not in told] == []
+def test_the_page_names_each_row() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert [row for row in ROWS if f"`{row}`" not in page] == []

@@ -11,7 +11,7 @@ from tests.bench import demo
 from tests.support.conditions import Counts
 
 
-def test_an_epoch_that_takes_too_long_is_told_with_the_bytes_that_came() -> None:
+def test_an_epoch_that_takes_too_long_is_reported_with_the_bytes_received() -> None:
     counts = Counts({"GET": 7}, body_bytes=123_000_000, request_body_bytes=0, concurrent_max=1, connections=1)
     text = demo.overdue("b", counts, 756_000_000, "(it has printed nothing)")
     assert "an epoch of run b took over 120 s" in text

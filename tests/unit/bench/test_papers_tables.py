@@ -83,6 +83,6 @@ def test_a_way_that_failed_is_no_line_of_its_own() -> None:
     assert lines[7].endswith("| 110, +10.0 % |")
 
 
-def test_the_page_tells_of_each_paper() -> None:
-    told = (ROOT / "docs" / "papers.md").read_text()
-    assert [name for name in PAPERS if f"papers-{name}.png" not in told] == []
+def test_the_page_shows_each_paper() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    assert [name for name in PAPERS if f"papers-{name}.png" not in page] == []

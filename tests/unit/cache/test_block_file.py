@@ -169,7 +169,7 @@ def test_the_name_is_the_block_s_own() -> None:
     assert decode_header(sealed(meta_json(meta), 2, name=block_name(meta.key))) == (meta, CHECKSUM)
 
 
-def test_another_format_is_told_from_damage() -> None:
+def test_another_format_is_distinguished_from_damage() -> None:
     with pytest.raises(OtherFormat):
         decode_header(sealed(b"{}", version=FORMAT + 1))
 

@@ -57,7 +57,7 @@ def test_a_block_of_a_proved_object_is_proved_by_its_own_crc() -> None:
     assert add(content, 3) is CrcFinding.PROVED
 
 
-def test_a_block_that_comes_with_another_crc_is_told_before_the_object_is_whole() -> None:
+def test_a_block_that_comes_with_another_crc_is_reported_before_the_object_is_whole() -> None:
     content = Content(LAYOUT, VERSION, Kind.CRC32)
     add(content, 0)
     assert add(content, 0, b"!" + DATA[1:]) is CrcFinding.CHANGED
@@ -92,7 +92,7 @@ def test_nonsense_is_not_loaded(saved: Any) -> None:
         Content(LAYOUT, VERSION, Kind.CRC32).load(saved)
 
 
-def test_the_ledger_forgets_what_it_heard_of_longest_ago() -> None:
+def test_the_ledger_forgets_what_was_used_longest_ago() -> None:
     ledger = ContentLedger(blocks_max=12, versions_max=10)
     metas = [BlockMeta(LAYOUT, ObjectVersion(ObjectRef("b", str(n)), '"v"', 45), 0) for n in range(3)]
     first, second, third = (meta.key.version_id for meta in metas)
@@ -113,21 +113,21 @@ def sum_of(text: str) -> bytes:
 
 def test_etags_are_no_md5s_where_the_same_bytes_came_twice() -> None:
     etags = Md5Etags()
-    assert etags.judge("b", b"1", sum_of("told"), sum_of("body")) is Verdict.OTHER
-    assert etags.judge("b", b"1", sum_of("told"), sum_of("body")) is Verdict.NO_MD5
+    assert etags.judge("b", b"1", sum_of("stated"), sum_of("body")) is Verdict.OTHER
+    assert etags.judge("b", b"1", sum_of("stated"), sum_of("body")) is Verdict.NO_MD5
     # The next objects are not compared, but for one now and then.
     assert sum(etags.compares("b") for _ in range(640)) == 10
-    assert etags.judge("b", b"2", sum_of("told"), sum_of("body")) is Verdict.NO_MD5
+    assert etags.judge("b", b"2", sum_of("stated"), sum_of("body")) is Verdict.NO_MD5
     assert etags.compares("other bucket")
     # A right one shows that they are MD5s.
     assert etags.judge("b", b"3", sum_of("body"), sum_of("body")) is Verdict.SAME
     assert all(etags.compares("b") for _ in range(10))
-    assert etags.judge("b", b"4", sum_of("told"), sum_of("body")) is Verdict.OTHER
-    assert etags.judge("b", b"4", sum_of("told"), sum_of("body")) is Verdict.OTHER
+    assert etags.judge("b", b"4", sum_of("stated"), sum_of("body")) is Verdict.OTHER
+    assert etags.judge("b", b"4", sum_of("stated"), sum_of("body")) is Verdict.OTHER
 
 
 def test_other_bytes_at_each_fetch_do_not_speak_against_the_etag() -> None:
     etags = Md5Etags()
     for turn in range(5):
-        assert etags.judge("b", b"1", sum_of("told"), sum_of(str(turn))) is Verdict.OTHER
-    assert etags.judge("b", b"1", sum_of("told"), sum_of("told")) is Verdict.SAME
+        assert etags.judge("b", b"1", sum_of("stated"), sum_of(str(turn))) is Verdict.OTHER
+    assert etags.judge("b", b"1", sum_of("stated"), sum_of("stated")) is Verdict.SAME

@@ -74,7 +74,7 @@ def test_a_disk_is_behind_when_it_is_slow_itself_beside_another_that_is_not() ->
     paces = [slow, fast, idle]
     slow.measured(0.9, 9_000_000, 0.0)
     fast.measured(0.1, 9_000_000, 0.0)
-    assert not slow.is_behind(paces, 0.0)  # too little to tell
+    assert not slow.is_behind(paces, 0.0)  # too little to judge
     slow.measured(0.9, 9_000_000, 0.0)
     assert [pace.is_behind(paces, 0.0) for pace in paces] == [True, False, False]
     assert not slow.is_behind([slow, idle], 0.0)

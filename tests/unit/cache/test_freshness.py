@@ -72,8 +72,8 @@ def test_what_is_kept_of_many_objects_is_kept_as_long_as_the_shortest_rule_allow
 
 @pytest.mark.parametrize(("later_s", "settled"), [(-3600, False), (0, False), (1, False), (2, True), (3600, True)])
 def test_a_reply_two_seconds_after_last_modified_is_settled(later_s: int, settled: bool) -> None:
-    told_at = format_datetime(MODIFIED + timedelta(seconds=later_s), usegmt=True)
-    assert is_settled({"last-modified": SAME, "date": told_at}) is settled
+    sent_at = format_datetime(MODIFIED + timedelta(seconds=later_s), usegmt=True)
+    assert is_settled({"last-modified": SAME, "date": sent_at}) is settled
 
 
 @pytest.mark.parametrize(

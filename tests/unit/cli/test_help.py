@@ -37,8 +37,8 @@ def test_the_help_has_an_example_of_most_commands() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_has_the_words_of_each(name: str) -> None:
-    told = inspect.getdoc(getattr(import_module(f"outrider.cli.{name}"), name)) or ""
-    assert told.split("\n\n")[0] == COMMANDS[name]
+    shown = inspect.getdoc(getattr(import_module(f"outrider.cli.{name}"), name)) or ""
+    assert shown.split("\n\n")[0] == COMMANDS[name]
 
 
 @pytest.mark.parametrize(("words", "heavy"), [("--help", "outrider.settings"), ("--version", "typer")])

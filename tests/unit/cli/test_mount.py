@@ -54,7 +54,7 @@ def words_of(name: str, **changed: object) -> str:
         ("s3fs", "-o attr_timeout=60 "),
     ],
 )
-def test_each_client_is_told_the_place_and_how_long_attributes_hold(name: str, said: str) -> None:
+def test_each_client_gets_the_place_and_how_long_attributes_hold(name: str, said: str) -> None:
     assert said in words_of(name)
 
 
@@ -99,7 +99,7 @@ READY = MountFacts(device=0, helper="/usr/bin/fusermount3", may_mount=True, may_
         ({"may_mount": False, "root": False, "may_gain": False}, "allowPrivilegeEscalation: true"),
     ],
 )
-def test_what_is_missing_is_told_with_what_to_do(changed: dict[str, object], said: str | None) -> None:
+def test_what_is_missing_is_reported_with_what_to_do(changed: dict[str, object], said: str | None) -> None:
     found = complaint(dataclasses.replace(READY, **changed))  # type: ignore[arg-type]
     assert (found is None) if said is None else (found is not None and said in found)
 
@@ -114,7 +114,7 @@ def test_only_an_empty_directory_is_taken(tmp_path: Path) -> None:
         assert said in found
 
 
-def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     class Closed(type(tmp_path)):  # type: ignore[misc]
         def iterdir(self) -> NoReturn:
             raise PermissionError(errno.EACCES, "Permission denied")
@@ -163,7 +163,7 @@ def test_another_url_is_wrong_use(url: str) -> None:
     assert wrong.value.exit_code == 2
 
 
-def test_certificates_that_cannot_be_read_are_told() -> None:
+def test_certificates_that_cannot_be_read_are_reported() -> None:
     with pytest.raises(CannotMount, match=r"AWS_CA_BUNDLE=/nowhere\.pem: No such file"):
         look_up_proxy("https://127.0.0.1:1", {"AWS_CA_BUNDLE": "/nowhere.pem"})
 

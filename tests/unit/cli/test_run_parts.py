@@ -26,7 +26,7 @@ def child(environ: dict[str, str], region: str | None = None, endpoint: str = "h
     return for_child(environ, endpoint=endpoint, admin="http://a", region=region, needs_keys=False)
 
 
-def test_a_child_told_to_ignore_endpoints_gets_the_endpoint_all_the_same(tmp_path: Path) -> None:
+def test_a_child_that_ignores_configured_endpoints_gets_the_endpoint_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("[profile own]\nignore_configured_endpoint_urls = true\n")
     for ignoring in (
         {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, {"AWS_PROFILE": "own"},

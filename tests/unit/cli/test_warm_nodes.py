@@ -25,7 +25,7 @@ class Cache(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, state: str = "done") -> None:
         super().__init__((host, port), Control)
         self.state = state
-        self.told: list[bytes] = []
+        self.lists: list[bytes] = []
 
 
 class Control(BaseHTTPRequestHandler):
@@ -35,7 +35,7 @@ class Control(BaseHTTPRequestHandler):
         return "outrider"
 
     def do_PUT(self) -> None:
-        self.server.told.append(self.rfile.read(int(self.headers["content-length"])))
+        self.server.lists.append(self.rfile.read(int(self.headers["content-length"])))
         self.answer(b"")
 
     def do_GET(self) -> None:
@@ -92,48 +92,48 @@ def run(port: int, *words: str) -> Result:
     return CliRunner().invoke(with_commands(["warm", "serve"]), argv)
 
 
-def test_each_cache_is_warmed_once_and_told_of(addresses: list[str]) -> None:
+def test_each_cache_is_warmed_once_and_reported(addresses: list[str]) -> None:
     with served("done", "done") as caches:
         addresses += ["127.0.0.2", "127.0.0.1"]
         port = caches[0].server_port
-        told = run(port, "--nodes", "2", "--json")
-    assert told.exit_code == 0, told.output
-    assert [cache.told for cache in caches] == [[URL.encode()], [URL.encode()]]
-    reports = json.loads(told.stdout)
+        done = run(port, "--nodes", "2", "--json")
+    assert done.exit_code == 0, done.output
+    assert [cache.lists for cache in caches] == [[URL.encode()], [URL.encode()]]
+    reports = json.loads(done.stdout)
     assert [report["endpoint"] for report in reports] == [f"http://127.0.0.{number}:{port}" for number in (1, 2)]
-    assert "done at 2 of 2 nodes" in told.stderr
+    assert "done at 2 of 2 nodes" in done.stderr
 
 
 def test_fewer_caches_than_nodes_are_warmed_and_fail_the_command(addresses: list[str]) -> None:
     with served("done") as caches:
         addresses.append("127.0.0.1")
-        told = run(caches[0].server_port, "--nodes", "3")
-    assert told.exit_code == 1
-    assert len(caches[0].told) == 1
-    assert "done at 1 of 3 nodes" in told.stderr
+        done = run(caches[0].server_port, "--nodes", "3")
+    assert done.exit_code == 1
+    assert len(caches[0].lists) == 1
+    assert "done at 1 of 3 nodes" in done.stderr
 
 
 def test_a_cache_that_fails_or_is_away_keeps_no_other_from_its_warm_up(addresses: list[str]) -> None:
     with served("failed", "done") as caches:
         addresses += ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-        told = run(caches[0].server_port, "--nodes", "1")
-    assert told.exit_code == 1
-    assert [len(cache.told) for cache in caches] == [1, 1]
-    assert "no room" in told.stderr
-    assert f"no Outrider at http://127.0.0.3:{caches[0].server_port}" in told.stderr
-    assert "done at 1 of 3 nodes" in told.stderr
+        done = run(caches[0].server_port, "--nodes", "1")
+    assert done.exit_code == 1
+    assert [len(cache.lists) for cache in caches] == [1, 1]
+    assert "no room" in done.stderr
+    assert f"no Outrider at http://127.0.0.3:{caches[0].server_port}" in done.stderr
+    assert "done at 1 of 3 nodes" in done.stderr
 
 
 def test_a_warm_up_that_no_cache_ends_is_done_at_none(addresses: list[str]) -> None:
     with served("failed") as caches:
         addresses.append("127.0.0.1")
-        told = run(caches[0].server_port, "--nodes", "2")
-    assert (told.exit_code, "done at none of 2 nodes" in told.stderr) == (1, True)
+        done = run(caches[0].server_port, "--nodes", "2")
+    assert (done.exit_code, "done at none of 2 nodes" in done.stderr) == (1, True)
 
 
-def test_a_host_without_an_address_is_told(addresses: list[str]) -> None:
-    told = run(9480, "--nodes", "1")
-    assert (told.exit_code, "has no address" in told.stderr) == (1, True)
+def test_a_host_without_an_address_is_reported(addresses: list[str]) -> None:
+    done = run(9480, "--nodes", "1")
+    assert (done.exit_code, "has no address" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -141,5 +141,5 @@ def test_a_host_without_an_address_is_told(addresses: list[str]) -> None:
     (["--copies", "all"], "--copies is for the members of a cluster"),
 ])  # fmt: skip
 def test_options_that_nodes_do_not_take_are_refused(words: list[str], said: str) -> None:
-    told = run(9480, "--nodes", "2", *words)
-    assert (told.exit_code, said in told.stderr) == (2, True)
+    done = run(9480, "--nodes", "2", *words)
+    assert (done.exit_code, said in done.stderr) == (2, True)

@@ -146,8 +146,8 @@ def test_silent_clients_of_one_address_leave_half_of_the_room_to_others(
     caplog.set_level(logging.WARNING)
     with running(new_loop) as runner:
         runner.run(scene())
-    told = [record for record in caplog.records if record.message == "connections were turned away"]
-    assert [vars(record)["why"] for record in told] == ["address", "full"], "once a minute for each reason"
+    warnings = [record for record in caplog.records if record.message == "connections were turned away"]
+    assert [vars(record)["why"] for record in warnings] == ["address", "full"], "once a minute for each reason"
 
 
 @LOOPS

@@ -25,8 +25,8 @@ def test_the_times_of_hits_are_in_the_histogram_as_if_each_was_observed() -> Non
     for le in ("0.001", "0.003", "0.3", "1.0", "+Inf"):
         assert metrics.value(f"{NAME}_bucket", op="get", le=le) == expected.value(f"{NAME}_bucket", op="get", le=le)
     for suffix in ("_count", "_sum"):
-        told = metrics.value(NAME + suffix, op="get")
-        assert told == pytest.approx(expected.value(NAME + suffix, op="get"))
+        counted = metrics.value(NAME + suffix, op="get")
+        assert counted == pytest.approx(expected.value(NAME + suffix, op="get"))
 
 
 def test_hits_are_counted_once_however_often_the_metrics_are_read() -> None:

@@ -34,7 +34,7 @@ class Asked:
         self.warned: list[tuple[str, bool]] = []
         self.admission = Admission(
             Offers("http://cache"), holdings, lambda: may_gate, self.metrics, name="outrider-operator",
-            warned=lambda *told: self.warned.append(told),
+            warned=lambda *warning: self.warned.append(warning),
             decide_s=decide_s,
         )  # fmt: skip
 
@@ -127,8 +127,8 @@ async def test_a_decision_that_takes_too_long_is_no_patch() -> None:
 
 def test_the_answer_comes_before_the_api_server_gives_up() -> None:
     hooks = (ROOT / "charts/outrider/templates/operator/webhook.yaml").read_text()
-    [told] = re.findall(r"timeoutSeconds: (\d+)", hooks)
-    assert int(told) / 2 >= DECIDE_S
+    [timeout_s] = re.findall(r"timeoutSeconds: (\d+)", hooks)
+    assert int(timeout_s) / 2 >= DECIDE_S
 
 
 async def test_an_operator_that_may_not_open_gates_closes_none() -> None:

@@ -144,12 +144,12 @@ def test_reads_that_wait_for_a_bucket_that_fails_are_the_verdict(count: int, tex
     assert verdict.level == "bad"
 
 
-def test_a_failure_is_told_without_its_number() -> None:
+def test_a_failure_is_shown_without_its_number() -> None:
     why = "cannot connect: [Errno 111] Connection refused"
     assert bottleneck_of(Sums(), None, OriginWait(1, 7, why)).text.endswith("(cannot connect: Connection refused)")
 
 
-def test_failed_reads_and_members_that_are_away_are_told_beside_it() -> None:
+def test_failed_reads_and_members_that_are_away_are_shown_beside_it() -> None:
     assert alerts(0, 0, 3) == []
     assert alerts(1, 1, 3) == [
         "1 read failed in the last minute: see the last errors",

@@ -106,12 +106,12 @@ def test_a_read_answered_by_the_bucket_is_wanted_but_no_read_of_the_cache() -> N
 
 
 def totals(registry: CollectorRegistry, name: str) -> dict[str, float]:
-    told: Counter[str] = Counter()
+    summed: Counter[str] = Counter()
     for family in registry.collect():
         for sample in family.samples:
             if sample.name == name:
-                told[sample.labels["dataset"]] += sample.value  # type: ignore[assignment]
-    return dict(told)
+                summed[sample.labels["dataset"]] += sample.value  # type: ignore[assignment]
+    return dict(summed)
 
 
 def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None:
@@ -122,10 +122,10 @@ def test_large_datasets_have_labels_of_their_own_and_the_rest_is_other() -> None
             usage.served("a", ("bucket", f"large-{number}"), sums(disk=60))
         usage.served("a", ("bucket", "small"), sums(disk=1))
         metrics.update()
-    told = totals(registry, "outrider_dataset_served_bytes_total")
-    assert len(told) == 21
-    assert sum(told.values()) == 30 * 120 + 2
-    assert told["bucket/large-0"] == 60, "bytes from before the label stay under `other`"
+    served = totals(registry, "outrider_dataset_served_bytes_total")
+    assert len(served) == 21
+    assert sum(served.values()) == 30 * 120 + 2
+    assert served["bucket/large-0"] == 60, "bytes from before the label stay under `other`"
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200), st.booleans()), max_size=60))
@@ -138,27 +138,27 @@ def test_no_byte_is_counted_twice_or_lost_as_datasets_come_and_go(reads: list[tu
         if not scraped:
             continue
         metrics.update()
-        told = totals(registry, "outrider_dataset_served_bytes_total")
-        assert all(told[label] >= value for label, value in last.items()), "a counter never falls"
-        last = told
+        served = totals(registry, "outrider_dataset_served_bytes_total")
+        assert all(served[label] >= value for label, value in last.items()), "a counter never falls"
+        last = served
     assert sum(last.values()) == sum(count for _, count, _ in reads)
 
 
-def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_told() -> None:
+def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_shown() -> None:
     registry = CollectorRegistry()
     metrics = UsageMetrics(Usage(), registry, from_bytes=100)
 
-    def told() -> dict[str, float]:
+    def cached() -> dict[str, float]:
         (family,) = metrics.cached_bytes.collect()
         return {sample.labels["dataset"]: sample.value for sample in family.samples}
 
     metrics.hold([(("b", "a-{}"), 100), (("b", "c-{}"), 7), (("b", "d-{}"), 8)])
-    assert told() == {"b/a-{}": 100, "other": 15}
+    assert cached() == {"b/a-{}": 100, "other": 15}
     metrics.hold([(("b", "d-{}"), 8)])
-    assert told() == {"other": 8}
+    assert cached() == {"other": 8}
 
 
-@pytest.mark.parametrize(("spent_bytes", "data_bytes", "are_read", "told"), [
+@pytest.mark.parametrize(("spent_bytes", "data_bytes", "are_read", "text"), [
     (47_100_000, 47_100_000, False, "spent 47.1 MB ahead; repays from epoch 2"),
     (20, 47, False, "spent 20 B ahead; repays from epoch 2"),
     (150, 47, False, "spent 150 B ahead; repays from epoch 4"),
@@ -169,7 +169,7 @@ def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_tol
     (-20, 47, True, None),
 ])  # fmt: skip
 def test_bytes_that_came_ahead_say_when_they_are_repaid(
-    spent_bytes: int, data_bytes: int, are_read: bool, told: str | None
+    spent_bytes: int, data_bytes: int, are_read: bool, text: str | None
 ) -> None:
     account = DatasetAccount(wanted_bytes=1000, bucket_bytes=1000 + spent_bytes)
-    assert Savings.of(account, Prices()).spent(data_bytes, are_read=are_read) == told
+    assert Savings.of(account, Prices()).spent(data_bytes, are_read=are_read) == text

@@ -18,17 +18,17 @@ KEYS = st.text(
 )
 
 
-def urls_of(told: ObjectList) -> list[str]:
-    return [str(ref) for ref in told.refs]
+def urls_of(parsed: ObjectList) -> list[str]:
+    return [str(ref) for ref in parsed.refs]
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["b-1", "other.bucket"]), KEYS), min_size=1))
 def test_a_list_is_parsed_in_its_order_and_each_name_once(names: list[tuple[str, str]]) -> None:
-    told = parse_list("\n".join(f"  s3://{bucket}/{key}\r" for bucket, key in names).encode())
+    parsed = parse_list("\n".join(f"  s3://{bucket}/{key}\r" for bucket, key in names).encode())
     refs = [ObjectRef(*name) for name in dict.fromkeys(names)]
-    assert told.refs == tuple(ref for ref in refs if not ref.key.endswith("/"))
-    assert told.prefixes == tuple(ref for ref in refs if ref.key.endswith("/"))
+    assert parsed.refs == tuple(ref for ref in refs if not ref.key.endswith("/"))
+    assert parsed.prefixes == tuple(ref for ref in refs if ref.key.endswith("/"))
 
 
 @settings(deadline=None)
@@ -36,7 +36,7 @@ def test_a_list_is_parsed_in_its_order_and_each_name_once(names: list[tuple[str,
     st.lists(
         st.one_of(
             st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 4)).map(
-                lambda told: f"{{{told[0]:0{told[2]}}..{told[1]:0{told[2]}}}}"
+                lambda bounds: f"{{{bounds[0]:0{bounds[2]}}..{bounds[1]:0{bounds[2]}}}}"
             ),
             st.lists(st.sampled_from(["a", "", "07"]), min_size=2, max_size=3).map(lambda of: f"{{{','.join(of)}}}"),
             st.sampled_from(["x", "-", ".tar"]),
@@ -50,11 +50,11 @@ def test_a_template_stands_for_what_the_sdk_makes_of_it(parts: list[str]) -> Non
 
 
 def test_a_bucket_and_a_prefix_stand_for_all_keys_under_them() -> None:
-    told = parse_list("﻿s3://one\ns3://two/\n\n  # no\ns3://three/a b/{x,y}/\n".encode())
-    assert told.prefixes == (
+    parsed = parse_list("﻿s3://one\ns3://two/\n\n  # no\ns3://three/a b/{x,y}/\n".encode())
+    assert parsed.prefixes == (
         ObjectRef("one", ""), ObjectRef("two", ""), ObjectRef("three", "a b/x/"), ObjectRef("three", "a b/y/"),
     )  # fmt: skip
-    assert told.refs == ()
+    assert parsed.refs == ()
 
 
 BAD_LISTS = {

@@ -34,7 +34,7 @@ def test_failures_are_kept_by_name_up_to_a_limit_and_counted_beyond() -> None:
     assert len(report["failures"]) <= FAILURES_TOLD_MAX
 
 
-def test_a_report_tells_for_how_long_all_parts_have_ended_and_which_failures_may_pass() -> None:
+def test_a_report_says_for_how_long_all_parts_have_ended_and_which_failures_may_pass() -> None:
     first, last, running = Progress(0.0), Progress(0.0), Progress(0.0)
     first.fail("s3://bkt/1", "no answer", is_passing=True)
     first.fail("s3://bkt/2", "403")

@@ -66,8 +66,8 @@ class Proxy(FakeOrigin):
         begin = int(asked.get("continuation-token", "0"))
         end = begin + int(asked.get("max-keys", self.page))
         more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(rows) else ""
-        told = f"<EncodingType>url</EncodingType><IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
-        body = f"<ListBucketResult>{told}{''.join(list(rows.values())[begin:end])}</ListBucketResult>".encode()
+        facts = f"<EncodingType>url</EncodingType><IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
+        body = f"<ListBucketResult>{facts}{''.join(list(rows.values())[begin:end])}</ListBucketResult>".encode()
         return FakeReply(200, (), len(body), body, fault, self)
 
     @property

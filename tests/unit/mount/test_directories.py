@@ -23,7 +23,7 @@ async def test_a_name_is_found_and_then_believed(world: World) -> None:
     world.put("train/cat.jpg")
     entry = await world.kernel.found("cat.jpg")
     assert (entry.size, entry.is_directory, entry.valid_s) == (5, False, 60.0)
-    assert entry.attributes_valid_s == 0.0, "a LIST alone has told them"
+    assert entry.attributes_valid_s == 0.0, "only a LIST has stated them"
     assert entry.time_ns // 10**9 == TUESDAY_S
     world.clock.advance(20)
     assert (await world.kernel.found("cat.jpg")).valid_s == pytest.approx(40.0)
@@ -194,4 +194,4 @@ async def test_what_is_neither_in_the_bucket_nor_known_to_the_kernel_takes_no_me
     await world.kernel.names()
     assert [await world.kernel.knows(number) for number in (*known, inner)] == [False, True, False, False, False]
     await world.kernel.forget(known[1])
-    assert not await world.kernel.knows(known[1]), "it was told twice"
+    assert not await world.kernel.knows(known[1]), "the kernel got it twice"

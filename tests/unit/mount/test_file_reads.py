@@ -118,7 +118,7 @@ async def test_an_object_that_was_put_again_with_the_same_bytes_is_the_same_file
     assert (await world.kernel.found("cat.jpg")).number == number
 
 
-async def test_a_list_and_a_head_tell_the_same_time(world: World) -> None:
+async def test_a_list_and_a_head_state_the_same_time(world: World) -> None:
     world.put("train/cat.jpg")
     by_list = await world.kernel.found("cat.jpg")
     world.clock.advance(60)

@@ -62,7 +62,7 @@ async def test_a_node_that_is_not_there_is_stale(world: World) -> None:
     assert (await world.kernel.read(999, 0, 1)).error == errno.ESTALE
 
 
-async def test_the_kernel_is_told_of_the_version_and_of_large_reads(world: World) -> None:
+async def test_the_kernel_learns_of_the_version_and_of_large_reads(world: World) -> None:
     error, body = await world.kernel.ask(Op.INIT, 0, struct.pack("=IIII", 7, 45, 131072, 0xFFFFFFFF))
     major, minor, _, flags = struct.unpack_from("=IIII", body)
     assert (error, major, minor, len(body)) == (0, 7, 31, 64)
@@ -101,14 +101,14 @@ async def test_a_request_that_breaks_us_is_answered(world: World) -> None:
     assert (await world.kernel.ask(Op.READDIR, ROOT, b"short")).error == errno.EIO
 
 
-async def test_why_calls_fail_is_told_once_a_minute(caplog: pytest.LogCaptureFixture, world: World) -> None:
+async def test_why_calls_fail_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture, world: World) -> None:
     world.proxy.faults = [Fault(status=404, times=None)]
     for after_s, lines in ((0, 1), (59, 1), (1, 2)):
         world.clock.advance(after_s)
         assert (await world.kernel.ask(Op.OPENDIR, ROOT, bytes(8))).error == errno.EIO
-        told = [record for record in caplog.records if record.levelname == "WARNING"]
-        assert len(told) == lines
-    assert "there is no bucket pets" in told[0].__dict__["error"]
+        logged = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert len(logged) == lines
+    assert "there is no bucket pets" in logged[0].__dict__["error"]
 
 
 async def test_a_listing_goes_on_for_the_others_when_one_of_those_that_wait_is_killed(world: World) -> None:

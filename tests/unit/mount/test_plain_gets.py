@@ -196,11 +196,11 @@ async def test_a_read_that_is_given_up_takes_its_connection_with_it() -> None:
         assert server.connections == 2
 
 
-@pytest.mark.parametrize("told", ['W/"v1"', "v1", '"v1" '])
-async def test_etags_are_compared_as_the_other_client_does(told: str) -> None:
-    reply = OK.replace(b'"v1"', told.encode())
+@pytest.mark.parametrize("etag", ['W/"v1"', "v1", '"v1" '])
+async def test_etags_are_compared_as_the_other_client_does(etag: str) -> None:
+    reply = OK.replace(b'"v1"', etag.encode())
     async with before([reply]) as (gets, _):
-        assert bytes((await whole(gets, etag=told.strip().strip('"'))).bytes) == BODY
+        assert bytes((await whole(gets, etag=etag.strip().strip('"'))).bytes) == BODY
 
 
 async def test_bytes_that_are_stored_encoded_are_taken_as_they_are() -> None:

@@ -52,7 +52,7 @@ async def test_reads_prove_lists_without_a_request_of_their_own(world: World) ->
 
 
 @pytest.mark.parametrize("size", [0, 50, 300])
-async def test_a_size_that_only_a_list_told_is_settled_before_the_kernel_uses_it(size: int, world: World) -> None:
+async def test_a_size_that_only_a_list_stated_is_settled_before_the_kernel_uses_it(size: int, world: World) -> None:
     world.put("train/cat.jpg", DATA)
     world.proxy.listed["train/cat.jpg"] = (size, "listed", MODIFIED)
     entry = await world.kernel.found("cat.jpg")
@@ -91,7 +91,7 @@ async def test_a_size_of_0_is_never_believed(world: World) -> None:
     assert world.proxy.count("HEAD") == 10
 
 
-async def test_a_file_that_is_longer_than_a_believed_list_told_is_read_to_its_end(world: World) -> None:
+async def test_a_file_that_is_longer_than_a_believed_list_stated_is_read_to_its_end(world: World) -> None:
     heads = await trusting(world)
     world.put("train/cat.jpg", DATA * 3)
     world.put("train/dog.jpg", DATA * 3)
@@ -111,7 +111,7 @@ async def test_a_file_that_is_longer_than_a_believed_list_told_is_read_to_its_en
     assert await world.kernel.stat(dog) == 300
 
 
-async def test_a_file_that_is_shorter_than_a_believed_list_told_is_another_file(world: World) -> None:
+async def test_a_file_that_is_shorter_than_a_believed_list_stated_is_another_file(world: World) -> None:
     await trusting(world)
     world.put("train/cat.jpg", DATA)
     world.proxy.listed["train/cat.jpg"] = (120, "listed", MODIFIED)

@@ -109,7 +109,7 @@ def test_a_pod_that_names_its_node_is_neither_gated_nor_placed() -> None:
     assert admitted(manifest) == manifest
 
 
-def test_the_endpoint_is_told_to_each_container_that_names_none() -> None:
+def test_the_endpoint_is_given_to_each_container_that_names_none() -> None:
     containers = [
         {"name": "a", "image": "a"},
         {"name": "b", "image": "b", "env": [{"name": "X", "value": "1"}]},
@@ -118,8 +118,8 @@ def test_the_endpoint_is_told_to_each_container_that_names_none() -> None:
     ]
     manifest = pod(labels={"outrider.dev/inject": "endpoint"}, containers=containers, initContainers=containers[:1])
     result = admitted(manifest)["spec"]
-    told = [env_of(container).get("AWS_ENDPOINT_URL") for container in result["containers"]]
-    assert told == [URL, URL, "http://mine", None]
+    endpoints = [env_of(container).get("AWS_ENDPOINT_URL") for container in result["containers"]]
+    assert endpoints == [URL, URL, "http://mine", None]
     assert env_of(result["initContainers"][0]) == dict.fromkeys(SET, URL)
 
 

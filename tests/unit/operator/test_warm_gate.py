@@ -1,4 +1,4 @@
-"""When a pod that waits for its data may start, and what it is told meanwhile."""
+"""When a pod that waits for its data may start, and what its Events say meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lasting(*, ended_s: float = 0.0, on_disk: int = 400) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("progress", "reason"),
     [
         (None, None),
         (report(), None),
@@ -59,11 +59,11 @@ def lasting(*, ended_s: float = 0.0, on_disk: int = 400) -> Any:
         (report("cancelled"), "WarmFailed"),
     ],
 )
-def test_a_gate_opens_by_the_data_that_is_cached_now_or_when_no_try_helps(told: Any, reason: str | None) -> None:
-    opening = opening_of(WISHES, 899, [ZoneWarmth("a", told)])
+def test_a_gate_opens_by_the_data_that_is_cached_now_or_when_no_try_helps(progress: Any, reason: str | None) -> None:
+    opening = opening_of(WISHES, 899, [ZoneWarmth("a", progress)])
     assert (opening and opening.reason) == reason
     assert opening is None or opening.is_warning == (reason == "WarmFailed")
-    if told == lasting(ended_s=1):
+    if progress == lasting(ended_s=1):
         assert opening is not None
         assert opening.note == "started with 40 % of s3://b/train/ cached: s3://b/train/8: 403 AccessDenied"
 
@@ -87,7 +87,7 @@ def test_a_refusal_of_all_zones_opens_at_once_and_names_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "tries", "begins"),
+    ("progress", "tries", "begins"),
     [
         (None, 0, True),
         (report(), 0, False),
@@ -103,8 +103,8 @@ def test_a_refusal_of_all_zones_opens_at_once_and_names_the_data() -> None:
         (passing(ended_s=60), 99, True),
     ],
 )
-def test_a_warmup_begins_anew_when_its_report_proves_nothing(told: Any, tries: int, begins: bool) -> None:
-    zone = ZoneWarmth("a", told, tries=tries)
+def test_a_warmup_begins_anew_when_its_report_proves_nothing(progress: Any, tries: int, begins: bool) -> None:
+    zone = ZoneWarmth("a", progress, tries=tries)
     assert zone_to_begin([zone], 0.95) == (zone if begins else None)
 
 
@@ -118,9 +118,9 @@ def test_one_zone_is_warmed_which_is_the_one_that_holds_most() -> None:
     assert zone_to_begin([little, waits], 0.95) is None, "the bucket does not answer the other zone either"
 
 
-def test_progress_is_told_as_share_rate_and_time_left() -> None:
-    told = report(bytes={"wanted": 1.2e12, "on_disk": 0.625e12, "fetched": 0}, rate_bytes_per_s=240e6, eta_s=1860)
-    assert progress_note(told) == "warm: 52 % of 1.2 TB, 240 MB/s, about 31 min"
+def test_progress_is_noted_as_share_rate_and_time_left() -> None:
+    progress = report(bytes={"wanted": 1.2e12, "on_disk": 0.625e12, "fetched": 0}, rate_bytes_per_s=240e6, eta_s=1860)
+    assert progress_note(progress) == "warm: 52 % of 1.2 TB, 240 MB/s, about 31 min"
     assert progress_note(report(on_disk=999, listing=True)) == "warm: 999 B, listing"
     assert progress_note(report(eta_s=100)) == "warm: 0 % of 1.0 kB, about 100 s"
 
@@ -138,6 +138,6 @@ def test_the_page_shows_the_events_as_they_are() -> None:
 
     warm = opening_of(WISHES, 0, [ZoneWarmth(None, of_200_gb(95))])
     assert warm is not None
-    told = [progress_note(of_200_gb(61)), progress_note(of_200_gb(68)), warm.note]
+    notes = [progress_note(of_200_gb(61)), progress_note(of_200_gb(68)), warm.note]
     page = (ROOT / "docs/kubernetes.md").read_text()
-    assert re.findall(r"^  Normal .* outrider-operator  (.*)$", page, re.MULTILINE) == told
+    assert re.findall(r"^  Normal .* outrider-operator  (.*)$", page, re.MULTILINE) == notes

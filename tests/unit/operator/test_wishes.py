@@ -97,5 +97,7 @@ def test_a_template_of_many_objects_costs_no_more_than_a_short_one() -> None:
 def test_the_lines_on_the_page_are_a_wish() -> None:
     page = ROOT / "docs/kubernetes.md"
     [block] = [each for each in blocks_of(page) if each.language == "yaml"]
-    told = yaml.safe_load(block.text)["metadata"]
-    assert wishes_of(told["labels"], told["annotations"]) == Wishes(("s3://corpus/train/",), is_near=True, warm=0.95)
+    metadata = yaml.safe_load(block.text)["metadata"]
+    assert wishes_of(metadata["labels"], metadata["annotations"]) == Wishes(
+        ("s3://corpus/train/",), is_near=True, warm=0.95
+    )

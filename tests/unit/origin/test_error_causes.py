@@ -83,7 +83,7 @@ def test_which_refusals_blame_the_credentials(status: int, code: str | None, bla
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "told", "before", "after"),
+    ("status", "code", "stated", "before", "after"),
     [
         (403, SKEWED, date(3600), 0.0, 3600.0),
         (403, SKEWED, date(-3600), 0.0, -3600.0),
@@ -103,6 +103,6 @@ def test_which_refusals_blame_the_credentials(status: int, code: str | None, bla
     ],
 )
 def test_the_clock_offset_follows_from_the_origins_date(
-    status: int, code: str | None, told: str | None, before: float, after: float | None
+    status: int, code: str | None, stated: str | None, before: float, after: float | None
 ) -> None:
-    assert clock_offset(status, code, told, NOW, before) == after
+    assert clock_offset(status, code, stated, NOW, before) == after

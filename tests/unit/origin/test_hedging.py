@@ -17,7 +17,7 @@ def after(waits: list[float], asked: int = 200) -> Hedging:
     return hedging
 
 
-def test_few_replies_tell_nothing() -> None:
+def test_few_replies_show_nothing() -> None:
     assert after([0.1] * 99).after_s() is None
     assert after([0.1] * 100).after_s() == 0.1
 

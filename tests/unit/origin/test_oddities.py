@@ -1,4 +1,4 @@
-"""The kinds of odd behaviour of an origin: their words, and when people are told of one."""
+"""The kinds of odd behaviour of an origin: their words, and when people are notified of one."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def test_each_reason_has_a_label_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", list(Oddity))
-def test_a_kind_is_told_as_a_sentence_about_the_origin(kind: Oddity) -> None:
-    told = sentence(kind)
-    assert told.startswith("the origin ")
-    assert not told.endswith(".")
+def test_a_kind_is_a_sentence_about_the_origin(kind: Oddity) -> None:
+    text = sentence(kind)
+    assert text.startswith("the origin ")
+    assert not text.endswith(".")
 
 
 @pytest.mark.parametrize(
-    ("uncached", "told"),
+    ("uncached", "text"),
     [
         (0, "the origin does not tell sizes by HEAD"),
         (1, "the origin does not tell sizes by HEAD: 1 read uncached"),
         (1204, "the origin does not tell sizes by HEAD: 1,204 reads uncached"),
     ],
 )
-def test_the_sentence_tells_how_many_reads_stayed_uncached(uncached: int, told: str) -> None:
-    assert sentence(Oddity.HEAD_WITHOUT_SIZE, uncached) == told
+def test_the_sentence_says_how_many_reads_stayed_uncached(uncached: int, text: str) -> None:
+    assert sentence(Oddity.HEAD_WITHOUT_SIZE, uncached) == text
 
 
-def test_people_are_told_at_the_first_and_at_the_thousandth() -> None:
+def test_people_are_notified_at_the_first_and_at_the_thousandth() -> None:
     counts = OddityCounts()
-    told = [i for i in range(1, 2001) if counts.note(Oddity.ETAG_WEAK, "s3://train/a", uncached=True)]
-    assert told == [1, 1000]
+    notified = [i for i in range(1, 2001) if counts.note(Oddity.ETAG_WEAK, "s3://train/a", uncached=True)]
+    assert notified == [1, 1000]
 
 
 def test_an_oddity_is_counted_each_time_and_logged_once_for_its_kind(caplog: pytest.LogCaptureFixture) -> None:

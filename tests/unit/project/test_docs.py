@@ -103,11 +103,11 @@ def test_no_block_is_left_out() -> None:
 INLINE = {
     "docker push": "needs a container engine",
     "docker run --device /dev/fuse --cap-add SYS_ADMIN": "needs a container engine",
-    'pip install ".[examples]"': "test_everything_that_pip_is_told_to_install_exists",
-    "pip install '.[demo]'": "test_everything_that_pip_is_told_to_install_exists",
-    "pip install '.[plot]'": "test_everything_that_pip_is_told_to_install_exists",
+    'pip install ".[examples]"': "test_everything_that_pip_is_to_install_exists",
+    "pip install '.[demo]'": "test_everything_that_pip_is_to_install_exists",
+    "pip install '.[plot]'": "test_everything_that_pip_is_to_install_exists",
     "make image IMAGE=registry.example.org/outrider:0.2.0": "test_the_image_has_the_charts_tag",
-    "pip install --require-hashes -r requirements.lock": "test_everything_that_pip_is_told_to_install_exists",
+    "pip install --require-hashes -r requirements.lock": "test_everything_that_pip_is_to_install_exists",
     "pip install .": "tests/server/test_image.py",
     "systemctl disable --now nginx": "needs systemd, and root",
 }
@@ -128,7 +128,7 @@ def test_the_image_has_the_charts_tag() -> None:
     assert f"make image IMAGE=registry.example.org/outrider:{version}" in INLINE
 
 
-def test_everything_that_pip_is_told_to_install_exists() -> None:
+def test_everything_that_pip_is_to_install_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {extra for command in INLINE for extra in re.findall(r"\.\[(\w+)\]", command)} <= extras.keys()
     assert (ROOT / "requirements.lock").is_file()
@@ -148,18 +148,18 @@ def test_every_setting_is_on_its_page_with_its_flag() -> None:
 def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None:
     flags = {name.replace("_", "-") for name in inspect.signature(serve).parameters}
     variables = {name.upper() for name in settings.Settings.model_fields} | {"CONFIG", "STATUS_URL"}
-    told = {path: path.read_text() for path in (ROOT / "proxy" / "outrider").rglob("*.py")}
+    texts = {path: path.read_text() for path in (ROOT / "proxy" / "outrider").rglob("*.py")}
     unknown = {
         f"{path.name}: --{name}"
-        for path, text in told.items()
+        for path, text in texts.items()
         if path.relative_to(ROOT / "proxy/outrider").parts[0] in ("core", "http", "adapters", "settings")
         for name in re.findall(r"--([a-z]+(?:-[a-z]+)*)", text)
         if name not in flags
     }
-    told |= {page: page.read_text() for page in pages()}
+    texts |= {page: page.read_text() for page in pages()}
     unknown |= {
         f"{path.name}: OUTRIDER_{name}"
-        for path, text in told.items()
+        for path, text in texts.items()
         for name in re.findall(r"(?<!_)OUTRIDER_([A-Z0-9_]*[A-Z])", text)
         # The exceptions are knobs of the tests, a placeholder for any name, and two names that a page shows as wrong.
         if name not in variables

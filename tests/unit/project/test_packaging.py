@@ -87,14 +87,14 @@ def test_the_wheel_of_the_sdk_holds_every_module_and_needs_nothing(wheels: dict[
     assert metadata["Name"] == "outrider-sdk"
 
 
-def test_the_installed_command_tells_its_version(installed: Path) -> None:
+def test_the_installed_command_prints_its_version(installed: Path) -> None:
     assert output_of(installed / "outrider", "--version", cwd=installed) == f"outrider {outrider.__version__}\n"
 
 
 def test_every_command_is_there_and_its_help_has_examples(installed: Path) -> None:
-    told = output_of(installed / "outrider", "--help", cwd=installed)
-    assert all(f" {name} " in told for name in ("serve", "run", "doctor", "simulate"))
-    assert "outrider run -- python train.py" in told
+    printed = output_of(installed / "outrider", "--help", cwd=installed)
+    assert all(f" {name} " in printed for name in ("serve", "run", "doctor", "simulate"))
+    assert "outrider run -- python train.py" in printed
 
 
 def test_the_imported_packages_are_the_installed_ones(installed: Path) -> None:

@@ -7,10 +7,10 @@ from tests.support.release import ROOT, disagreements, unreleased, versions
 
 
 def test_the_version_is_the_same_in_package_sdk_chart_changelog_and_pages() -> None:
-    told = versions()
-    assert disagreements(told) == []
-    assert told["proxy/outrider/__init__.py"] == __version__
-    assert {place.partition(",")[0] for place in told} >= {
+    found = versions()
+    assert disagreements(found) == []
+    assert found["proxy/outrider/__init__.py"] == __version__
+    assert {place.partition(",")[0] for place in found} >= {
         "sdk/outrider_sdk/__init__.py", "charts/outrider/Chart.yaml", "appVersion", "CHANGELOG.md",
         "docs/kubernetes.md", "examples/kubernetes/job-with-sidecar.yaml",
     }  # fmt: skip

@@ -99,7 +99,7 @@ OPAQUE = ('"v1"', '"v1-3"', '"-CJKq8ZeL"', '""', ONE_UPLOAD.replace('"', ""), f"
         ((), None),
     ],
 )
-def test_which_checksum_of_the_whole_object_headers_tell(headers: Headers, kind: Kind | None) -> None:
+def test_which_checksum_of_the_whole_object_headers_state(headers: Headers, kind: Kind | None) -> None:
     proof = checksum_of('"v1-3"' if FULL in headers else ONE_UPLOAD, headers)
     assert proof == (None if kind is None else ContentProof(kind, hashed(kind, b"abc")))
 

@@ -86,13 +86,13 @@ def test_another_parser_reads_our_head_alike(fields: list[tuple[str, str]], file
     parsed = email.parser.BytesParser(policy=email.policy.compat32).parsebytes(
         f"Content-Type: {form.content_type}\r\n\r\n".encode() + body
     )
-    told = []
+    read = []
     for part in parsed.get_payload():
         assert isinstance(part, email.message.Message)
         value = part.get_payload(decode=True)
         assert isinstance(value, bytes)
-        told.append((part.get_param("name", header="content-disposition"), value.decode()))
-    assert told == [*fields, ("file", "")]
+        read.append((part.get_param("name", header="content-disposition"), value.decode()))
+    assert read == [*fields, ("file", "")]
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=3).map(tuple))

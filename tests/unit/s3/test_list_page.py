@@ -53,11 +53,11 @@ def test_a_page_that_is_cut_short_without_a_token_is_not_the_last() -> None:
 
 
 def test_a_page_that_does_not_say_whether_it_is_the_last_is_so_without_a_token() -> None:
-    told = b"<IsTruncated>true</IsTruncated>"
-    assert parse_page(page([("a", 1)], "xyz").replace(told, b"")) == ListPage(
+    element = b"<IsTruncated>true</IsTruncated>"
+    assert parse_page(page([("a", 1)], "xyz").replace(element, b"")) == ListPage(
         (as_listed("a", 1),), True, "xyz", is_encoded=True
     )
-    assert parse_page(page([("a", 1)], "").replace(told, b"")) == ListPage((as_listed("a", 1),), is_encoded=True)
+    assert parse_page(page([("a", 1)], "").replace(element, b"")) == ListPage((as_listed("a", 1),), is_encoded=True)
 
 
 def test_keys_are_decoded_only_where_the_page_says_that_they_are_encoded() -> None:
@@ -95,7 +95,9 @@ def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:
     assert not listed.is_version('"abc"', 1, "Thu, 01 Jan 2026 00:00:01 GMT"), "put again, perhaps with other headers"
     assert not listed.is_version('"abc"', 1, None)
     assert not ListedObject("a", 1, "", listed.modified).is_version("", 1, date)
-    assert not ListedObject("a", 1, '"abc"', "lately").is_version('"abc"', 1, None), "two that tell no date are not one"
+    assert not ListedObject("a", 1, '"abc"', "lately").is_version('"abc"', 1, None), (
+        "two that state no date are not one"
+    )
 
 
 @pytest.mark.parametrize(

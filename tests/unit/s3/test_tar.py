@@ -17,7 +17,7 @@ records = st.sampled_from([(), (("OUTRIDER.x-cache", "HIT"),), (("OUTRIDER.statu
 
 
 def written(entries: list[tuple[str, bytes, tuple[tuple[str, str], ...]]]) -> bytes:
-    parts = [tar.entry_head(name, len(data), told) + data + tar.padding(len(data)) for name, data, told in entries]
+    parts = [tar.entry_head(name, len(data), more) + data + tar.padding(len(data)) for name, data, more in entries]
     return b"".join(parts) + tar.END
 
 
@@ -33,8 +33,8 @@ def test_a_stream_reads_back_names_contents_and_records(
             content = stream.extractfile(member)
             assert content is not None
             assert member.isreg()
-            told = {name: value for name, value in member.pax_headers.items() if name.startswith("OUTRIDER.")}
-            read.append((member.name, content.read(), tuple(told.items())))
+            ours = {name: value for name, value in member.pax_headers.items() if name.startswith("OUTRIDER.")}
+            read.append((member.name, content.read(), tuple(ours.items())))
     assert read == entries
 
 

@@ -30,11 +30,11 @@ def sent_by_boto3(app: str) -> str:
 
 
 @pytest.mark.parametrize("app", ["sweep-7", "a b/c", "#1, of 4!", "x" * 128])
-def test_boto3_and_our_sdk_tell_the_same_name(app: str) -> None:
-    told = app_of(sent_by_boto3(app))
-    assert told
-    assert told == _app_of({"AWS_SDK_UA_APP_ID": app})
-    assert told == app_of(f"outrider-sdk app/{told}")
+def test_boto3_and_our_sdk_send_the_same_name(app: str) -> None:
+    name = app_of(sent_by_boto3(app))
+    assert name
+    assert name == _app_of({"AWS_SDK_UA_APP_ID": app})
+    assert name == app_of(f"outrider-sdk app/{name}")
 
 
 def test_a_user_agent_without_an_application_has_no_name() -> None:

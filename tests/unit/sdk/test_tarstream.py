@@ -21,16 +21,18 @@ entries = st.lists(
 
 @given(entries, st.integers(1, 3000))
 def test_entries_come_whole_and_in_order_in_pieces_of_any_size(
-    told: list[tuple[str, bytes, tuple[tuple[str, str], ...]]], piece_bytes: int
+    written: list[tuple[str, bytes, tuple[tuple[str, str], ...]]], piece_bytes: int
 ) -> None:
-    data = b"".join(tar.entry_head(name, len(body), more) + body + tar.padding(len(body)) for name, body, more in told)
+    data = b"".join(
+        tar.entry_head(name, len(body), more) + body + tar.padding(len(body)) for name, body, more in written
+    )
     data += tar.END
     stream, read = TarStream(), []
     for start in range(0, len(data), piece_bytes):
         for content, records in stream.feed(data[start : start + piece_bytes]):
             ours = tuple((name, value) for name, value in records.items() if name.startswith("OUTRIDER."))
             read.append((content, ours))
-    assert read == [(body, more) for _, body, more in told]
+    assert read == [(body, more) for _, body, more in written]
 
 
 def test_an_entry_that_the_proxy_does_not_write_is_an_error() -> None:

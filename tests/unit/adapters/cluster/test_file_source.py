@@ -30,7 +30,7 @@ def test_a_line_is_an_address_and_facts_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "problem"),
     [
         ("10.0.0.1", "10.0.0.1: must be HOST:PORT"),
         ("10.0.0.1:0", "10.0.0.1:0: must be HOST:PORT at which the other members reach this one"),
@@ -46,12 +46,12 @@ def test_a_line_is_an_address_and_facts_in_any_order() -> None:
         ("h:1 name=\xff", "must be letters"),
     ],
 )
-def test_a_wrong_line_is_told_with_file_and_line(line: str, told: str) -> None:
+def test_a_wrong_line_is_reported_with_file_and_line(line: str, problem: str) -> None:
     content = f"# two good ones\nh:8\n{line}\n".encode("latin-1")
     with pytest.raises(SourceUnreachable) as wrong:
         parse(content, "/etc/peers")
     assert str(wrong.value).startswith("/etc/peers:3: ")
-    assert told in str(wrong.value)
+    assert problem in str(wrong.value)
 
 
 def test_one_name_for_two_addresses_is_wrong_and_a_line_given_twice_is_not() -> None:

@@ -1,4 +1,4 @@
-"""The name and the address that a member tells the others, where no setting says them."""
+"""The name and the address that a member states to the others, where no setting says them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_first_line_signs_and_both_are_accepted(content: str, keys: tuple[st
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ("", "has 0 lines"),
         ("\n\n", "has 0 lines"),
@@ -46,9 +46,9 @@ def test_the_first_line_signs_and_both_are_accepted(content: str, keys: tuple[st
         (b"\xff" * 32, "is no text"),
     ],
 )
-def test_a_file_without_a_key_is_refused_and_not_shown(content: str | bytes, told: str, tmp_path: Path) -> None:
+def test_a_file_without_a_key_is_refused_and_not_shown(content: str | bytes, problem: str, tmp_path: Path) -> None:
     path = key_file(tmp_path, content)
-    with pytest.raises(SettingsError, match=told) as refused:
+    with pytest.raises(SettingsError, match=problem) as refused:
         PeerKey(path)
     assert str(refused.value).startswith(f"--peer-key-file {path}: ")
     assert not {"kkk", "ooo", "nnn", "xff"} & {str(refused.value)[i : i + 3] for i in range(len(str(refused.value)))}

@@ -39,7 +39,7 @@ async def test_each_source_is_made_from_its_setting(tmp_path: Path) -> None:
     ("peers", "extra", "library"),
     [("kubernetes:a/b", "kubernetes", "lightkube"), ("slurm", "slurm", "ClusterShell")],
 )
-async def test_a_missing_library_is_told_with_the_extra_that_brings_it(
+async def test_a_missing_library_is_reported_with_the_extra_that_has_it(
     peers: str, extra: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in (library, "httpx2")]:
