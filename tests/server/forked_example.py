@@ -10,7 +10,7 @@ import threading
 import time
 
 
-def tell() -> None:
+def report() -> None:
     streams = (sys.stdin, sys.stdout, sys.stderr)
     found = {
         "pid": os.getpid(),
@@ -44,8 +44,8 @@ def wait() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "tell":
-        tell()
+    if sys.argv[1] == "report":
+        report()
     elif sys.argv[1] == "exit":
         end(sys.argv[2])
     else:

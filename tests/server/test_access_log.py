@@ -1,4 +1,4 @@
-"""The access log of a real proxy identifies readers, so that `outrider simulate` can tell them apart."""
+"""The access log of a real proxy identifies readers, so that `outrider simulate` can distinguish them."""
 
 from __future__ import annotations
 

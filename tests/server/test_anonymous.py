@@ -293,9 +293,9 @@ def test_a_form_without_a_policy_gets_none(recorded: Proxy, recorder: Recorder) 
 
 
 def assert_unsigned(request: Received) -> None:
-    told = json.dumps([request.line, request.headers]).lower()
+    sent = json.dumps([request.line, request.headers]).lower()
     for word in ("authorization", "signature", "credential", "security-token", "awsaccesskeyid"):
-        assert word not in told, told
+        assert word not in sent, sent
 
 
 HALF_SIGNED: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {

@@ -111,7 +111,7 @@ def test_a_reader_that_takes_no_bytes_does_not_wait(proxy: Proxy, monkeypatch: p
         assert reader["slow"] == "readers"
 
 
-def test_reads_that_fail_are_told_for_a_minute_and_stand_among_the_last_errors(
+def test_reads_that_fail_are_an_alert_for_a_minute_and_stand_among_the_last_errors(
     bucket: Bucket, simulator: Simulator
 ) -> None:
     simulator.conditions.faults = [Fault(FaultKind.STATUS, times=None, status=500)]

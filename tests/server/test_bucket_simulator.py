@@ -109,7 +109,7 @@ def test_each_fault_of_a_body_shows_on_the_wire_at_its_byte(raw: RawClient, simu
     assert simulator.counts().body_bytes == at
     simulator.release()
     assert answer.read() == RAMP[at:]
-    assert raw.get().read() == RAMP, "a fault strikes once unless told otherwise"
+    assert raw.get().read() == RAMP, "a fault strikes once unless `times` says otherwise"
     with simulator.outage():
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
             raw.get()

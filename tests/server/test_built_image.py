@@ -56,7 +56,7 @@ def container(buildah: Buildah) -> Iterator[str]:
     buildah.call("rm", name)
 
 
-def test_the_image_tells_its_version_as_its_own_user(buildah: Buildah, container: str) -> None:
+def test_the_image_prints_its_version_as_its_own_user(buildah: Buildah, container: str) -> None:
     config = buildah.config_of(IMAGE)
     assert (config["User"], config["StopSignal"]) == ("65532:65532", "SIGTERM")
     assert [*config["Entrypoint"], *config["Cmd"]] == ["outrider", "serve"]

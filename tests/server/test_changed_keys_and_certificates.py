@@ -36,7 +36,7 @@ def objects(bucket: Bucket) -> None:
 
 @contextmanager
 def changed(served: ServedProxy, event: str = "changed file was read") -> Iterator[None]:
-    """Files are written within. At the end the proxy was told, and has read them."""
+    """Files are written within. At the end the proxy got a SIGHUP, and has read them."""
     before = len(served.lines(event))
     yield
     os.kill(served.pid, signal.SIGHUP)

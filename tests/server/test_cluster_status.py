@@ -86,14 +86,14 @@ def test_the_members_are_shown_with_what_came_from_each(nodes: Nodes, command: C
     assert second.startswith("2 of 2 members alive; ")
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("node-")}
     assert rows["node-2"][1:4] == [nodes[1].peer_address, "-", "alive"]
-    told = json.loads(command.run("cluster", "--json", "--admin", admin_of(nodes, 0)).stdout)
-    mine, theirs = told["members"]
+    report = json.loads(command.run("cluster", "--json", "--admin", admin_of(nodes, 0)).stdout)
+    mine, theirs = report["members"]
     assert (mine["name"], mine["is_me"], theirs["name"], theirs["is_me"]) == ("node-1", True, "node-2", False)
     assert metric(nodes, 'outrider_peer_bytes_total{direction="in",peer="node-2"}') == theirs["bytes_in"] > 0
     assert theirs["requests"] > 0
     assert theirs["latency_s"]["p50"] > 0
     assert nodes[1].cluster["members"][0]["bytes_out"] == theirs["bytes_in"]
-    assert told["near_bytes"] > 0
+    assert report["near_bytes"] > 0
     assert f"{theirs['requests']}" in rows["node-2"]
     assert metric(nodes, 'outrider_peer_members{state="alive"}') == 1
 
@@ -138,18 +138,20 @@ def test_a_name_that_is_used_twice_is_said_loudly(
 
 def test_the_owners_of_an_object_are_the_same_at_each_member(nodes: Nodes, command: Command) -> None:
     url = f"s3://{NAME}/{KEY}"
-    told = [
+    reports = [
         json.loads(command.run("cluster", "who", url, "--json", "--admin", admin_of(nodes, index)).stdout)
         for index in range(2)
     ]
-    assert (told[0]["size"], told[0]["blocks"]) == (BLOCK * BLOCKS, BLOCKS)
-    assert [block["owners"] for block in told[0]["owners"]] == [block["owners"] for block in told[1]["owners"]]
-    assert {block["owners"][0] for block in told[0]["owners"]} == {"node-1", "node-2"}
-    owned = {block["index"] for block in told[1]["owners"] if block["owners"][0] == "node-2"}
-    assert {block["index"] for block in told[1]["owners"] if block["here"]} == owned, "only owned blocks were asked for"
+    assert (reports[0]["size"], reports[0]["blocks"]) == (BLOCK * BLOCKS, BLOCKS)
+    assert [block["owners"] for block in reports[0]["owners"]] == [block["owners"] for block in reports[1]["owners"]]
+    assert {block["owners"][0] for block in reports[0]["owners"]} == {"node-1", "node-2"}
+    owned = {block["index"] for block in reports[1]["owners"] if block["owners"][0] == "node-2"}
+    assert {block["index"] for block in reports[1]["owners"] if block["here"]} == owned, (
+        "only owned blocks were asked for"
+    )
     shown = command.run("cluster", "who", url, "--admin", admin_of(nodes, 0)).stdout
     assert f"{url}: 1.0 MB in 16 blocks of 65.5 kB, version known by " in shown
-    for name, share in told[0]["shares"].items():
+    for name, share in reports[0]["shares"].items():
         assert any(line.split()[:2] == [name, str(share["blocks"])] for line in shown.splitlines())
     for wrong in (f"s3://{NAME}/nothing", "s3://nothing"):
         done = command.run("cluster", "who", wrong, "--admin", admin_of(nodes, 0))
@@ -157,7 +159,7 @@ def test_the_owners_of_an_object_are_the_same_at_each_member(nodes: Nodes, comma
         assert wrong in done.stderr
 
 
-def test_the_status_and_stats_tell_of_the_cluster(nodes: Nodes, command: Command) -> None:
+def test_the_status_and_stats_show_the_cluster(nodes: Nodes, command: Command) -> None:
     status = nodes[0].status()
     assert status["served_bytes"]["peer"] > 0
     (line,) = [
@@ -170,9 +172,9 @@ def test_the_status_and_stats_tell_of_the_cluster(nodes: Nodes, command: Command
 
 
 def test_the_datasets_are_shown_with_the_share_of_each_member(nodes: Nodes, command: Command) -> None:
-    told = json.loads(command.run("ls", "--cluster", "--json", "--admin", admin_of(nodes, 1)).stdout)
-    assert (told["name"], told["members"], told["silent"]) == ("node-2", ["node-1", "node-2"], [])
-    (row,) = told["datasets"]
+    report = json.loads(command.run("ls", "--cluster", "--json", "--admin", admin_of(nodes, 1)).stdout)
+    assert (report["name"], report["members"], report["silent"]) == ("node-2", ["node-1", "node-2"], [])
+    (row,) = report["datasets"]
     assert (row["bucket"], row["bytes"], row["held"]) == (NAME, BLOCK * BLOCKS, 1.0)
     assert row["copies_bytes"] == row["members"]["node-1"]["copies_bytes"] > 0, "the first one keeps what it read"
     assert row["members"]["node-1"]["share"] == 1.0

@@ -99,7 +99,7 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy:
             ) -> None:
                 if not seen:
                     withdrawing.send(request("DELETE", "/_outrider/plan/w"))
-                seen.append("told")
+                seen.append("announced")
 
             def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
                 seen.append("withdrawn")
@@ -108,7 +108,7 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy:
         proxy.outrider.control.plans = Seeing()
         assert put(proxy, "plan/w", json.dumps(PLAN).encode()).status == 200
         assert withdrawing.read_answer("DELETE").headers["x-outrider-withdrawn"] == "7"
-    assert seen == ["told"] * 3 + ["withdrawn"]
+    assert seen == ["announced"] * 3 + ["withdrawn"]
 
 
 def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy) -> None:

@@ -1,4 +1,4 @@
-"""Differential test: the same requests to the bucket and through the proxy get answers that no client can tell apart.
+"""Differential test: the same requests to the bucket and through the proxy get answers that no client can distinguish.
 
 `OUTRIDER_DIFFERENTIAL=10000` generates that many requests, `OUTRIDER_DIFFERENTIAL_SEED=N` others than the usual ones.
 Each request goes to the bucket and, in several states of the cache, to the proxy.
@@ -65,8 +65,8 @@ class Pair:
 
     def compare(self, wanted: Answer, got: Answer, when: str) -> None:
         self.x_cache[got.headers.get("x-cache", "none")] += 1
-        told = difference(wanted, got)
-        assert told is None, f"{when}, bucket != proxy: {told}"
+        found = difference(wanted, got)
+        assert found is None, f"{when}, bucket != proxy: {found}"
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +129,13 @@ def _ask_about_buckets(pair: Pair, shape: BucketShape) -> None:
     pair.compare(answers[0], answers[1], "a bucket")
 
 
-def test_no_read_of_an_object_can_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
+def test_no_read_of_an_object_distinguishes_the_proxy_from_the_bucket(pair: Pair) -> None:
     _ask_about_objects(pair)
     print(f"seed {SEED}: {OBJECT_EXAMPLES} reads, {pair.direct.asked + pair.proxied.asked} requests, {pair.x_cache}")
     assert pair.x_cache["HIT"] > OBJECT_EXAMPLES // 2, "the cache was hardly used"
 
 
-def test_no_read_of_a_bucket_can_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
+def test_no_read_of_a_bucket_distinguishes_the_proxy_from_the_bucket(pair: Pair) -> None:
     _ask_about_buckets(pair)
 
 
@@ -147,9 +147,9 @@ def test_a_difference_is_seen(pair: Pair) -> None:
     pair.direct.ask("PUT", NAME, key, body=RAMP[:10], headers=(("content-type", "text/html"),))
     assert "content-type" in str(difference(before, pair.direct.ask("GET", NAME, key)))
     pair.direct.ask("PUT", NAME, key, body=RAMP[1:11], headers=(("content-type", "text/plain"),))
-    told = str(difference(before, pair.direct.ask("GET", NAME, key)))
-    assert "etag" in told
-    assert "body" in told
+    found = str(difference(before, pair.direct.ask("GET", NAME, key)))
+    assert "etag" in found
+    assert "body" in found
     missing = pair.direct.ask("GET", NAME, "seen/none")
     assert seen(missing).body == b"code NoSuchKey"
     assert "status" in str(difference(before, missing))

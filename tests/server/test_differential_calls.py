@@ -151,22 +151,22 @@ def _ask_as_a_browser(pair: Pair, call: Call) -> None:
     ask_twins(pair, call)
 
 
-def test_versions_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
+def test_versions_do_not_distinguish_the_proxy_from_the_bucket(pair: Pair) -> None:
     _ask_about_versions(pair)
     print(f"seed {SEED}: {TENTH} histories, {pair.direct.asked + pair.proxied.asked} requests, {pair.x_cache}")
 
 
-def test_parts_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
+def test_parts_do_not_distinguish_the_proxy_from_the_bucket(pair: Pair) -> None:
     for _ in range(2):
         pair.compare(pair.direct.ask("GET", PARTS, "two"), pair.proxied.ask("GET", PARTS, "two"), "whole")
     _ask_about_parts(pair)
 
 
-def test_settings_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
+def test_settings_do_not_distinguish_the_proxy_from_the_bucket(pair: Pair) -> None:
     _ask_about_settings(pair)
 
 
-def test_browsers_cannot_tell_the_proxy_from_the_bucket(pair: Pair) -> None:
+def test_browsers_cannot_distinguish_the_proxy_from_the_bucket(pair: Pair) -> None:
     """Once without CORS rules, and once with some."""
     _ask_as_a_browser(pair)
     ask_twins(pair, Call("PUT", None, "cors=", (), OF_BUCKETS["cors"].encode()))

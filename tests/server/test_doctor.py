@@ -53,8 +53,8 @@ def command(bucket: Bucket, tmp_path: Path) -> Command:
 def findings(command: Command, *flags: str) -> tuple[int, dict[str, Diagnosis]]:
     done = command.run("doctor", "--json", *flags)
     assert command.environ.get("AWS_SECRET_ACCESS_KEY", "admin-secret") not in done.stdout + done.stderr
-    told = [Diagnosis(**{**each, "level": Level(each["level"])}) for each in json.loads(done.stdout)]
-    return done.returncode, {finding.name: finding for finding in told}
+    diagnoses = [Diagnosis(**{**each, "level": Level(each["level"])}) for each in json.loads(done.stdout)]
+    return done.returncode, {finding.name: finding for finding in diagnoses}
 
 
 def test_all_is_well_before_a_real_bucket(command: Command, bucket: Bucket) -> None:
@@ -175,7 +175,7 @@ def refused(code: str, *, status: int = 403, server: str = "outrider") -> Origin
 
 
 @pytest.mark.parametrize(
-    ("told", "keys", "level", "do"),
+    ("reply", "keys", "level", "do"),
     [
         (answer(200, LISTED, server="outrider"), KEYS, Level.OK, ""),
         # The key may not list buckets; the unsigned request of a test without a key is refused.
@@ -188,15 +188,15 @@ def refused(code: str, *, status: int = 403, server: str = "outrider") -> Origin
     ],
 )
 def test_a_job_is_served_by_a_proxy_that_knows_its_key(
-    told: OriginAnswer, keys: Credentials | None, level: Level, do: str
+    reply: OriginAnswer, keys: Credentials | None, level: Level, do: str
 ) -> None:
-    found = check_proxy(told, "http://outrider.training.svc:9480", keys)
+    found = check_proxy(reply, "http://outrider.training.svc:9480", keys)
     assert found.level is level
     assert do in found.do
     assert bool(do) == bool(found.do)
 
 
-async def test_an_address_where_nothing_listens_is_told_with_the_way_to_find_out_why() -> None:
+async def test_an_address_where_nothing_listens_is_reported_with_the_way_to_find_out_why() -> None:
     [port] = free_ports(1)
     *_, found = [each async for each in endpoint_findings(f"http://127.0.0.1:{port}")]
     assert (found.name, found.level) == ("endpoint", Level.FAIL)

@@ -56,12 +56,12 @@ async def test_a_bucket_like_aws_is_well() -> None:
 )
 async def test_each_oddity_is_named(oddities: Oddities, kinds: set[Oddity], level: Level) -> None:
     findings = await found(oddities)
-    told = {kind for kind in Oddity if any(kind.value in finding.text for finding in findings)}
-    assert told >= kinds
+    named = {kind for kind in Oddity if any(kind.value in finding.text for finding in findings)}
+    assert named >= kinds
     assert max(finding.level is Level.WARN for finding in findings) == (level is Level.WARN)
 
 
-async def test_a_list_without_its_end_is_told() -> None:
+async def test_a_list_without_its_end_is_reported() -> None:
     findings = await found(Oddities(list_page=2, list_without_token=True))
     assert all(finding.level is not Level.FAIL for finding in findings)
     assert any(Oddity.LIST_CUT_SHORT.value in finding.text for finding in findings)
@@ -72,7 +72,7 @@ async def test_a_bucket_without_objects_has_nothing_to_look_at() -> None:
     assert finding.level is Level.WARN
 
 
-async def test_a_bucket_that_is_not_there_is_told_in_the_stores_own_words(bucket: Bucket) -> None:
+async def test_a_bucket_that_is_not_there_is_reported_in_the_stores_own_words(bucket: Bucket) -> None:
     async with opened_by(bucket.endpoint, REGION, Credentials(bucket.access_key, bucket.secret_key)) as asked:
         (finding,) = [finding async for finding in bucket_findings(asked, "s3://no-such-bucket/train/")]
     assert finding.level is Level.FAIL

@@ -65,13 +65,14 @@ def refused(node: Node) -> list[str]:
 
 
 def test_all_is_well_and_the_members_take_no_notice(nodes: Nodes, bucket: Bucket) -> None:
-    told = found(settings_of(nodes, bucket))
-    assert [(finding.name, finding.level) for finding in told] == [
+    findings = found(settings_of(nodes, bucket))
+    assert [(finding.name, finding.level) for finding in findings] == [
         ("peer key", Level.OK), ("members", Level.OK), ("own entry", Level.OK), ("member", Level.OK),
         ("member", Level.OK),
     ]  # fmt: skip
-    assert f"node-2 at {nodes[1].peer_address}: answers" in told[-1].text
-    # The members hear of a write before it is sent: they would refuse this one's messages if doctor had used its name.
+    assert f"node-2 at {nodes[1].peer_address}: answers" in findings[-1].text
+    # The members are notified of a write before it is sent: they would refuse the messages of this one if doctor had
+    # used its name.
     bucket.make_bucket("doctor-peers")
     assert ask(nodes[0].address, "PUT", "/doctor-peers/key", [("content-length", "1")], b"x").status == 200
     assert refused(nodes[1]) == []
@@ -86,21 +87,21 @@ def test_another_key_and_another_cluster_id_are_named(nodes: Nodes, bucket: Buck
     other = tmp_path / "other"
     other.write_text("x" * 40)
     other.chmod(0o600)
-    for wrong, told, flag in (
+    for wrong, cause, flag in (
         ({"peer_key_file": other}, "another key", "--peer-key-file"),
         ({"block_size": "1MiB"}, "another cluster id", "--block-size"),
     ):
         last = found(settings_of(nodes, bucket, **wrong))[-1]
         assert last.level is Level.FAIL
-        assert told in last.text
+        assert cause in last.text
         assert flag in last.do
 
 
 def test_a_node_that_is_not_listed_and_a_member_that_is_not_there(nodes: Nodes, bucket: Bucket, tmp_path: Path) -> None:
     members = tmp_path / "members"
     members.write_text(f"{nodes[1].peer_address}\n127.0.0.1:1\n")
-    told = found(settings_of(nodes, bucket, peers=f"file:{members}"))
-    own, *answers = [finding for finding in told if finding.name in ("own entry", "member")]
+    findings = found(settings_of(nodes, bucket, peers=f"file:{members}"))
+    own, *answers = [finding for finding in findings if finding.name in ("own entry", "member")]
     assert own.level is Level.FAIL
     assert f"node-1 at {nodes[0].peer_address} is not among the members" in own.text
     (silent,) = [answer for answer in answers if answer.level is Level.FAIL]
@@ -135,8 +136,10 @@ def hello(name: str = "b", boot: int = 7) -> Hello:
     return Hello(Member(name, "10.0.0.2:9482", "z", 1, "c1"), boot, "", 0, time.time())
 
 
-def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, entry: ListedMember = LISTED) -> Greeted:
-    return Greeted(entry, told, PeerFailed(why) if why else None, skew_s)
+def answer(
+    received: Hello | None, *, why: str = "", skew_s: float | None = 0.0, entry: ListedMember = LISTED
+) -> Greeted:
+    return Greeted(entry, received, PeerFailed(why) if why else None, skew_s)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_an_answer_says_what_is_wrong_and_what_to_do(given: Greeted, level: Leve
     assert do in finding.do
 
 
-def test_a_name_that_two_processes_have_is_told() -> None:
+def test_a_name_that_two_processes_have_is_reported() -> None:
     elsewhere = ListedMember("10.0.0.3:9482")
     twice = [answer(hello()), answer(hello(boot=8), entry=elsewhere)]
     (finding,) = check_names(ME, twice, is_running=True)

@@ -26,10 +26,10 @@ def started(*words: str, forked: bool, **how: Any) -> Process:
 
 
 def report(directory: Path, *, forked: bool) -> dict[str, Any]:
-    environ = {**os.environ, "TOLD": "by the test", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}."}
+    environ = {**os.environ, "GIVEN": "by the test", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}."}
     streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with started(
-        "tell", "a word", "--b", forked=forked, cwd=directory, env=environ, start_new_session=True, **streams
+        "report", "a word", "--b", forked=forked, cwd=directory, env=environ, start_new_session=True, **streams
     ) as process:
         out, err = process.communicate("what is typed\n", timeout=DEADLINE_S)
     assert process.returncode == 0, err

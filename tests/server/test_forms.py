@@ -89,9 +89,9 @@ def test_a_form_that_boto3_presigns_is_stored_and_read_as_new(
             answer = post(running.address, NAME, encoded(made["fields"].items(), file, key[3:], [("submit", "Upload")]))
             assert (answer.status, answer.body) == (204, b""), answer
             assert reader.get_object(Bucket=NAME, Key=key)["Body"].read() == file
-            told = direct.get_object(Bucket=NAME, Key=key)
-            assert told["Body"].read() == file
-            assert (told["ContentType"], told["Metadata"]) == ("text/x", {"note": "kept"})
+            stored = direct.get_object(Bucket=NAME, Key=key)
+            assert stored["Body"].read() == file
+            assert (stored["ContentType"], stored["Metadata"]) == ("text/x", {"note": "kept"})
     running.settle()
     assert reader.get_object(Bucket=NAME, Key=key)["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 

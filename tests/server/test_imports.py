@@ -34,12 +34,12 @@ import os, signal, sys
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.cli import main
 
-async def find_and_tell(credentials):
+async def find_and_print(credentials):
     await find_early(credentials)
     print(*sys.modules)
     os.kill(os.getpid(), signal.SIGTERM)
 
-find_early, AwsCredentials.find_early = AwsCredentials.find_early, find_and_tell
+find_early, AwsCredentials.find_early = AwsCredentials.find_early, find_and_print
 sys.argv[0] = "outrider"
 main()
 """

@@ -56,11 +56,11 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the threads that passed bodies on."""
     names: list[str] = []
 
-    def told(*args: Any) -> bool:
+    def recorded(*args: Any) -> bool:
         names.append(threading.current_thread().name)
         return pass_on(*args)
 
-    monkeypatch.setattr(blocking_connection, "pass_on", told)
+    monkeypatch.setattr(blocking_connection, "pass_on", recorded)
     return names
 
 
@@ -148,7 +148,7 @@ def test_the_next_request_begins_behind_a_large_body(proxy: Proxy, direct: Any, 
     assert counts[-1] - counts[0] < 8, counts
 
 
-def test_a_client_that_waits_is_told_to_continue(proxy: Proxy, direct: Any, passed_on: list[str]) -> None:
+def test_a_client_that_waits_for_a_100_continue_receives_it(proxy: Proxy, direct: Any, passed_on: list[str]) -> None:
     with RawConnection(proxy.address) as connection:
         for _ in range(2):
             connection.send(put("continued", BODY, ("expect", "100-continue")))

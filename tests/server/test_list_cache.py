@@ -30,8 +30,8 @@ def objects(bucket: Bucket) -> None:
 
 
 def listed(client: Any, prefix: str) -> tuple[list[str], str]:
-    told = client.list_objects_v2(Bucket=NAME, Prefix=prefix)
-    return [entry["Key"] for entry in told.get("Contents", [])], told["ResponseMetadata"]["HTTPHeaders"]["x-cache"]
+    page = client.list_objects_v2(Bucket=NAME, Prefix=prefix)
+    return [entry["Key"] for entry in page.get("Contents", [])], page["ResponseMetadata"]["HTTPHeaders"]["x-cache"]
 
 
 def served_bytes(proxy: Proxy) -> dict[str, int]:
@@ -40,7 +40,7 @@ def served_bytes(proxy: Proxy) -> dict[str, int]:
     return found
 
 
-def test_a_list_under_a_rule_is_forwarded_once_and_again_after_writes_that_a_head_does_not_tell(
+def test_a_list_under_a_rule_is_forwarded_once_and_again_after_writes_that_a_head_does_not_show(
     bucket: Bucket, simulator: Simulator
 ) -> None:
     with Proxy(bucket, simulator.endpoint, list_cache=[{"prefixes": f"{NAME}/a*", "ttl_s": 3600}]) as proxy:

@@ -71,7 +71,7 @@ def ports(log: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("flag", ["--listen", "--webhook-listen"])
-async def test_a_port_in_use_is_told_with_the_flag_to_change(flag: str, bucket: Bucket, tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_with_the_flag_to_change(flag: str, bucket: Bucket, tmp_path: Path) -> None:
     command = Command(bucket, tmp_path)
     kubeconfig(tmp_path / "config", "https://127.0.0.1:1", certify(tmp_path).authority, "token")
     command.environ["KUBECONFIG"] = str(tmp_path / "config")
@@ -101,7 +101,9 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
         client = proxy.client()
         client.put_object(Bucket="_outrider", Key="warm/before", Body=f"s3://{BUCKET}/train/".encode())
         wait_until(
-            lambda: any(told.get("verified") == told.get("cached") == 1.0 for told in proxy.status()["datasets"])
+            lambda: any(
+                dataset.get("verified") == dataset.get("cached") == 1.0 for dataset in proxy.status()["datasets"]
+            )
         )
         client.close()
         async with kube_server(tmp_path, NAMESPACE) as (server, environ):
@@ -167,9 +169,9 @@ async def gated_and_opened(server: KubeServer, at: dict[str, int], log: Path, po
         [node, zone] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
         assert node["preference"]["matchFields"][0]["values"] == ["node-a"]
         assert zone["preference"]["matchExpressions"][0]["values"] == ["zone-a"]
-        [told] = await until(lambda: [event for event in server.all_of(EVENTS) if event["reason"] == "Warm"], log)
-        assert told["message"] == "100 % of 300 kB are cached"
-        # The bundle was told, and rounds have followed.
+        [opened] = await until(lambda: [event for event in server.all_of(EVENTS) if event["reason"] == "Warm"], log)
+        assert opened["message"] == "100 % of 300 kB are cached"
+        # The API server has the bundle, and rounds have followed.
         async with session.get(f"http://127.0.0.1:{at['port']}/readyz") as reply:
             assert reply.status == 200
         async with session.get(f"http://127.0.0.1:{at['port']}/metrics") as reply:

@@ -104,5 +104,5 @@ async def test_an_operator_leaves_the_gates_of_another_one_alone(at: Scene, buck
 
 
 def warming(at: Scene) -> list[str]:
-    """The operators that have told of a warm-up that goes on."""
+    """The operators that have reported a warm-up that goes on."""
     return [each["reportingInstance"] for each in at.kube.all_of(EVENTS) if each["reason"] == "Warming"]

@@ -78,7 +78,7 @@ async def test_an_error_of_the_service_is_no_answer(size: int, caplog: pytest.Lo
 
 GREETING = encode(hello_of("owner"))
 KNOWN_VERSION = Confirmed(ObjectVersion(REF, '"etag"', 10 * LARGE), 0.0)
-KNOWN_TOLD = "x-outrider-known: eyJldGFnIjoiXCJldGFnXCIiLCJzaXplIjoxMDQ4NTc2MCwiYWdlIjowLCJzZXR0bGVkIjpmYWxzZX0="
+KNOWN_LINE = "x-outrider-known: eyJldGFnIjoiXCJldGFnXCIiLCJzaXplIjoxMDQ4NTc2MCwiYWdlIjowLCJzZXR0bGVkIjpmYWxzZX0="
 FROM_OWNER = "x-outrider-from: owner"
 
 
@@ -99,10 +99,10 @@ async def stub(
         if asked is not None:
             asked.append(head)
         authorization = next(line for line in head.decode().split("\r\n") if line.startswith("authorization:"))
-        told = body if head.startswith(b"POST") else b""
+        covered = body if head.startswith(b"POST") else b""
         answered = [(name, value) for name, _, value in (line.partition(": ") for line in lines[1:])]
         status = int(lines[0].split()[1]) if " " in lines[0] else 0
-        proof = proof_of(authorization.partition(": ")[2], [secret], status, answered, told)
+        proof = proof_of(authorization.partition(": ")[2], [secret], status, answered, covered)
         proved = [*map(but, lines), *([f"{PROOF}: {proof}"] if status else [])]
         writer.write("\r\n".join([*proved, "", ""]).encode("latin-1") + body)
         await writer.drain()
@@ -137,15 +137,15 @@ async def outcome(member: Member, size: int) -> str | bytes:
 @SIZES
 async def test_an_answer_without_the_key_or_changed_on_its_way_is_not_believed(size: int) -> None:
     def lines(status: int) -> list[str]:
-        return [f"HTTP/1.1 {status} x", FROM_OWNER, KNOWN_TOLD, span(size), f"content-length: {size}"]
+        return [f"HTTP/1.1 {status} x", FROM_OWNER, KNOWN_LINE, span(size), f"content-length: {size}"]
 
     for status in (206, 404, 412, 503):
         async with stub(lines(status), ramp(size), secret="x" * 32) as member:
             assert await outcome(member, size) == "garbage", status
     for line in ("x-outrider-digest: xxh3:" + "1" * 32, FROM_OWNER):
 
-        def change(told: str, line: str = line) -> str:
-            return f"{told}\r\n{line}" if told == span(size) else told
+        def change(each: str, line: str = line) -> str:
+            return f"{each}\r\n{line}" if each == span(size) else each
 
         async with stub(lines(206), ramp(size), but=change) as member:
             assert await outcome(member, size) == "garbage", line
@@ -161,8 +161,8 @@ async def test_a_hello_of_somebody_without_the_key_is_not_believed() -> None:
 
 
 UNPROVED = [
-    (["HTTP/1.1 200 OK", "content-type: text/html"], "garbage"), (["HTTP/1.1 206 x", KNOWN_TOLD], "garbage"),
-    (["HTTP/1.1 206 x", FROM_OWNER, FROM_OWNER, KNOWN_TOLD], "garbage"),
+    (["HTTP/1.1 200 OK", "content-type: text/html"], "garbage"), (["HTTP/1.1 206 x", KNOWN_LINE], "garbage"),
+    (["HTTP/1.1 206 x", FROM_OWNER, FROM_OWNER, KNOWN_LINE], "garbage"),
     (["HTTP/1.1 302 Found", "location: http://127.0.0.1:1/", FROM_OWNER], "status"),
     (["HTTP/1.1 401 x", FROM_OWNER], "status"), (["HTTP/1.1 404 x"], "garbage"),
     (["HTTP/1.1 404 x", FROM_OWNER], "absent"), (["HTTP/1.1 503 x", FROM_OWNER], "busy"),
@@ -175,16 +175,16 @@ UNPROVED = [
 @SIZES
 async def test_an_answer_without_proof_is_not_believed(size: int) -> None:
     """`tests/unit/cluster/test_peer_wire.py` has the fields that must fit."""
-    for told, meant in UNPROVED:
-        has_body = told[0] not in ("hello", "HTTP/1.1 204 x")
-        lines = [*told, span(size), f"content-length: {size}"] if has_body else told
+    for head, meant in UNPROVED:
+        has_body = head[0] not in ("hello", "HTTP/1.1 204 x")
+        lines = [*head, span(size), f"content-length: {size}"] if has_body else head
         async with stub(lines, ramp(size) if has_body else b"") as member:
-            assert await outcome(member, size) == meant, told
+            assert await outcome(member, size) == meant, head
 
 
 @SIZES
 async def test_a_body_of_another_length_is_not_believed(size: int) -> None:
-    lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, span(size)]
+    lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_LINE, span(size)]
     for length in ([], [f"content-length: {size - 1}"], [f"content-length: {size + 1}"]):
         async with stub([*lines, *length], ramp(size)) as member:
             assert await outcome(member, size) == "garbage", length

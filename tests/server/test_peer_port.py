@@ -284,12 +284,12 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
         headers = headers_of(raw)
         assert await raw.ask(headers) == status
         assert refusals(wire) == {reason: 1}
-        heard = service.reads, service.commands, service.orders, service.lists
-        assert (service.asked, service.met, service.forgets, *heard) == ([],) * 7
+        recorded = service.reads, service.commands, service.orders, service.lists
+        assert (service.asked, service.met, service.forgets, *recorded) == ([],) * 7
         signature = headers.get("authorization", "").rpartition("Signature=")[2] or "no signature"
-        for told in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
-            assert SECRET not in told
-            assert signature not in told
+        for text in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
+            assert SECRET not in text
+            assert signature not in text
         assert await good.ask(good.signed(good.headers())) == 206
 
 
@@ -462,7 +462,7 @@ async def test_refusals_of_the_port_are_failures_of_the_peer() -> None:
 
 
 @SIZES
-async def test_reads_beyond_the_limit_are_told_to_ask_elsewhere(size: int) -> None:
+async def test_reads_beyond_the_limit_are_refused_as_busy(size: int) -> None:
     service = member_with(ramp(size))
     service.body_gate = asyncio.Event()
     async with peer_wire(service, reads_max=1) as wire:
@@ -505,7 +505,7 @@ async def test_connections_beyond_the_limit_are_cut(size: int) -> None:
         assert refusals(wire) == {}
 
 
-async def test_a_version_of_as_many_headers_as_s3_allows_is_asked_for_and_told() -> None:
+async def test_a_version_of_as_many_headers_as_s3_allows_is_requested_and_stated() -> None:
     service = FakeMember(hello_of("owner"))
     version = service.put(REF, ramp(SMALL), headers=tuple((f"x-amz-meta-{index:x}", "") for index in range(700)))
     async with peer_wire(service) as wire:
@@ -517,7 +517,7 @@ async def test_a_version_of_as_many_headers_as_s3_allows_is_asked_for_and_told()
 
 
 class Closing:
-    """A body that tells when it is closed."""
+    """A body that records that it was closed."""
 
     def __init__(self, body: Body) -> None:
         self._body = body

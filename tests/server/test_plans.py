@@ -44,7 +44,7 @@ def announce(proxy: Proxy, keys: list[str], name: str = "a", **more: int) -> Non
 
 
 def settle(proxy: Proxy) -> None:
-    """Wait until the planner has heard of all hits, and the prefetches that it wanted have ended."""
+    """Wait until the planner has received all hits, and the prefetches that it wanted have ended."""
 
     async def tick() -> None:
         while not await proxy.outrider.prefetch.tick():
@@ -54,14 +54,14 @@ def settle(proxy: Proxy) -> None:
     proxy.settle()
 
 
-def tell_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> None:
+def announce_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> None:
     """Announce the plan again while fewer objects are here: prefetch stops after a second for a client that announces
     and does not read."""
 
     def are_here() -> bool:
         announce(proxy, keys, name, total=len(keys))
-        told: int = progress(proxy, name)["here"]
-        return told >= here
+        cached: int = progress(proxy, name)["here"]
+        return cached >= here
 
     wait_until(are_here)
 
@@ -78,8 +78,8 @@ def read(proxy: Proxy, keys: list[str]) -> list[str]:
 
 
 def progress(proxy: Proxy, name: str = "a") -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(ask(proxy.address, "GET", f"/_outrider/plan/{name}").body)["progress"]
-    return told
+    report: dict[str, Any] = json.loads(ask(proxy.address, "GET", f"/_outrider/plan/{name}").body)["progress"]
+    return report
 
 
 def withdraw(proxy: Proxy, name: str = "a") -> int:
@@ -90,7 +90,7 @@ def withdraw(proxy: Proxy, name: str = "a") -> int:
 
 
 def test_a_plan_shows_how_much_of_it_was_read_is_cached_and_is_left(proxy: Proxy) -> None:
-    tell_until(proxy, ROOM - 2, ORDER)
+    announce_until(proxy, ROOM - 2, ORDER)
     first = progress(proxy)
     assert (first["told"], first["read"], first["unknown"], first["ignored"]) == (SHARDS, 0, 0, 0)
     assert first["here"] <= ROOM + 1
@@ -107,8 +107,8 @@ def test_a_plan_announced_in_parts_under_one_name_is_counted_together(proxy: Pro
     for first in range(0, SHARDS, 10):
         announce(proxy, ORDER[first : first + 10], start=first, total=SHARDS)
     read(proxy, ORDER[:3])
-    told = progress(proxy)
-    assert (told["told"], told["read"]) == (SHARDS, 3)
+    report = progress(proxy)
+    assert (report["told"], report["read"]) == (SHARDS, 3)
     assert withdraw(proxy) == SHARDS - 3
 
 
@@ -124,13 +124,13 @@ def test_a_plan_has_the_length_that_the_listing_states(proxy: Proxy) -> None:
 
 
 def test_a_plan_that_was_withdrawn_makes_room_for_the_next_of_its_name(proxy: Proxy) -> None:
-    tell_until(proxy, ROOM - 2, ORDER)
+    announce_until(proxy, ROOM - 2, ORDER)
     assert read(proxy, ORDER[:2]) == ["HIT"] * 2
     assert withdraw(proxy) == SHARDS - 2
     assert ask(proxy.address, "GET", "/_outrider/plan/a").status == 404
     assert withdraw(proxy) == 0
     # A client that reads slowly, as on a busy machine, gets the others just in time.
-    tell_until(proxy, 1, ORDER[-8:])
+    announce_until(proxy, 1, ORDER[-8:])
     assert read(proxy, ORDER[-8:]).count("HIT") >= 4
 
 
@@ -141,7 +141,7 @@ def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
         assert withdraw(proxy, "a") == 20
         other = progress(proxy, "b")
         assert (other["told"], other["here"] + other["left"]) == (20, 20)
-        tell_until(proxy, 20, ORDER[20:], "b")
+        announce_until(proxy, 20, ORDER[20:], "b")
         assert read(proxy, ORDER[20:]) == ["HIT"] * 20
 
 

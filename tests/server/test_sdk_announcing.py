@@ -113,7 +113,7 @@ def loaded(dataset: Any, workers: int, **options: Any) -> dict[int, list[str]]:
     return dict(read)
 
 
-def told_orders(plans: RecordedPlans) -> list[tuple[str, ...]]:
+def announced_orders(plans: RecordedPlans) -> list[tuple[str, ...]]:
     return sorted(piece.urls for piece in plans.pieces)
 
 
@@ -131,7 +131,7 @@ def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: Record
         plans.pieces.clear()
         read = loaded(dataset, workers)
         plans.wait(lambda seen: len(seen.urls) == SHARDS)
-        assert told_orders(plans) == sorted(map(tuple, read.values()))
+        assert announced_orders(plans) == sorted(map(tuple, read.values()))
         assert {(piece.start, piece.total) for piece in plans.pieces} == {
             (0, len(order)) for order in read.values()
         }  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_complete_webdataset_is_announced_with_one_call(plans: RecordedPlans) 
     assert announced(dataset) is dataset
     read = loaded(dataset.compose(Reading()), 2, persistent_workers=True)
     plans.wait(lambda seen: len(seen.urls) == SHARDS)
-    assert told_orders(plans) == sorted(map(tuple, read.values()))
+    assert announced_orders(plans) == sorted(map(tuple, read.values()))
     with pytest.raises(ValueError, match="put announce"):
         announced(wds.DataPipeline(wds.SimpleShardList(URLS)))
 

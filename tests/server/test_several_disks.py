@@ -96,7 +96,7 @@ def test_a_cache_on_two_disks(
         assert sum(disk["used_bytes"] for disk in disks) == proxy.status()["disk"]["used_bytes"]
         assert sum(line.count("nvme") for line in shown(proxy.status())) == 2
 
-        # One fails: its blocks come from the bucket once, and are kept on the other. All is told.
+        # One fails: its blocks come from the bucket once, and are kept on the other. The status shows all of it.
         asked, lost = gets(), int(of("blocks")[0])
         proxy.restart()
         with SickDisk(roots[0]) as sick:

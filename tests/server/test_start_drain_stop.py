@@ -49,14 +49,14 @@ def _has_ipv6() -> bool:
 def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path) -> None:
     """A pod's address may be of either."""
     (tmp_path / "clients.toml").write_text('[[client]]\naccess_key = "A"\nsecret_key = "B"\n')
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "listen": "[::]:0",
         "admin": "[::]:0",
         "auth": "sigv4",
         "clients": str(tmp_path / "clients.toml"),
     }
     hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])]
-    with logged("outrider") as seen, Proxy(bucket, **told, admin_token="open sesame") as running:
+    with logged("outrider") as seen, Proxy(bucket, **settings, admin_token="open sesame") as running:
         ports = [int(address.rpartition(":")[2]) for address in (running.outrider.listen, running.outrider.admin)]
         for host in hosts:
             assert [ask((host, port), "GET", "/healthz").status for port in ports] == [403, 200]
@@ -119,8 +119,8 @@ def only_connection(proxy: Proxy) -> Connection:
 
 
 def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], certificate: Certificate) -> None:
-    """Between the end of the connection and the moment that its protocol is told: a reply that failed there was never
-    counted as ended."""
+    """Between the end of the connection and the moment that its protocol is notified: a reply that failed there was
+    never counted as ended."""
     proxy, _ = tls
     trusting = ssl.create_default_context(cafile=certificate.authority)
     plain = socket.create_connection(proxy.address, timeout=START_DEADLINE_S)
@@ -135,7 +135,7 @@ def test_a_tls_connection_that_is_gone_can_be_reset(tls: tuple[Proxy, Any], cert
             transport.abort()
             while transport.get_extra_info("socket") is not None:
                 await asyncio.sleep(0)
-            assert connection.transport is transport, "the server has not been told of the end"
+            assert connection.transport is transport, "the server has not been notified of the end"
             connection.wire.reset()
 
         proxy.on_loop(ended_and_reset)

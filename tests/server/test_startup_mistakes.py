@@ -1,4 +1,4 @@
-"""Mistakes at a start: each ends it, or is told at once, with a line that says what to do."""
+"""Mistakes at a start: each ends it, or is reported at once, with a line that says what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command(bucket: Bucket, tmp_path: Path) -> Command:
     return made
 
 
-def test_a_port_in_use_is_told_with_the_flag_to_change(command: Command, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_flag_to_change(command: Command, tmp_path: Path) -> None:
     (tmp_path / "peers").write_text("127.0.0.1:1\n")
     (tmp_path / "key").write_text("k" * 32)
     (tmp_path / "key").chmod(0o600)
@@ -65,12 +65,12 @@ def test_a_profile_that_does_not_exist_ends_the_start(command: Command, tmp_path
     assert command.run("run", "--region", "r", "--", "true").returncode == 0
 
 
-def test_a_cache_of_fewer_than_four_blocks_is_told(command: Command) -> None:
+def test_a_cache_of_fewer_than_four_blocks_is_reported(command: Command) -> None:
     done = command.run("run", "--cache-size", "31MiB", "--summary", "none", "--", "true")
     assert done.returncode == 0
-    told = json.loads(done.stderr)
-    assert told["event"] == "the cache has room for fewer than four blocks"
-    assert told["do"] == "set --cache-size to 32768KiB or more, or make --block-size smaller"
+    warning = json.loads(done.stderr)
+    assert warning["event"] == "the cache has room for fewer than four blocks"
+    assert warning["do"] == "set --cache-size to 32768KiB or more, or make --block-size smaller"
     for flags in (("--cache-size", "32MiB"), ("--cache-size", "4KiB", "--policy", "none")):
         assert command.run("run", *flags, "--summary", "none", "--", "true").stderr == ""
 
@@ -86,23 +86,23 @@ for method in ("HEAD", "GET"):
 """
 
 
-def test_refused_credentials_are_told_once_and_in_the_summary(command: Command) -> None:
+def test_refused_credentials_are_reported_once_and_in_the_summary(command: Command) -> None:
     command.environ["AWS_SECRET_ACCESS_KEY"] = "not-the-secret"
     done = command.run("run", "--", *python(GET_AND_HEAD))
     assert done.stdout == "403\n403\n"
     logged, *summary = done.stderr.splitlines()
-    told = json.loads(logged)
-    assert (told["event"], told["code"]) == ("the origin refuses the credentials", "SignatureDoesNotMatch")
-    assert "the secret does not belong to this key" in told["do"]
-    assert [line for line in summary if told["code"] in line] == [
-        f"outrider: the origin refuses the credentials: {told['code']}. {told['do']}"
+    warning = json.loads(logged)
+    assert (warning["event"], warning["code"]) == ("the origin refuses the credentials", "SignatureDoesNotMatch")
+    assert "the secret does not belong to this key" in warning["do"]
+    assert [line for line in summary if warning["code"] in line] == [
+        f"outrider: the origin refuses the credentials: {warning['code']}. {warning['do']}"
     ]
     command.environ["AWS_ACCESS_KEY_ID"] = "NOBODYKNOWSTHISKEY"
     done = command.run("run", "--summary", "json", "--", *python(GET_AND_HEAD))
     assert json.loads(done.stderr.splitlines()[-1])["credentials_refused"] == "InvalidAccessKeyId"
 
 
-def test_an_origin_that_is_not_reached_is_told_while_the_command_runs(command: Command) -> None:
+def test_an_origin_that_is_not_reached_is_reported_while_the_command_runs(command: Command) -> None:
     (port,) = free_ports(1)
     with command.start("run", "--origin", f"http://127.0.0.1:{port}", "--", "cat", stdin=-1) as process:
         assert process.stderr is not None

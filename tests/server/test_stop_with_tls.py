@@ -1,4 +1,4 @@
-"""A stop as TLS clients see it: a late request is told that it is the last, and a begun reply ends whole."""
+"""A stop as TLS clients see it: the reply to a late request says that it is the last, and a begun reply ends whole."""
 
 from __future__ import annotations
 

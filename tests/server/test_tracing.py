@@ -137,13 +137,13 @@ def test_the_variables_of_opentelemetry_are_followed(bucket: Bucket, collector: 
     with traced(bucket, collector, **more) as proxy:
         ask(proxy.address, "GET", f"/{NAME}/small")
     assert collector.resources[0].items() >= {"service.name": "cache-1", "k8s.pod.name": "pod-7"}.items()
-    told = len(collector.spans)
+    before = len(collector.spans)
     with traced(
         bucket, collector, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0"
     ) as proxy:
         ask(proxy.address, "GET", f"/{NAME}/small")
         ask(proxy.address, "GET", f"/{NAME}/small", [parent()])
-    assert {span.trace for span in collector.spans[told:]} == {TRACE}
+    assert {span.trace for span in collector.spans[before:]} == {TRACE}
 
 
 def test_spans_of_refusals_and_failures_name_the_error(

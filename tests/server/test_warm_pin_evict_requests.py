@@ -117,7 +117,9 @@ def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
     assert [command["name"] for command in status["warmups"]] == ["of mine"]
     assert [(command["reserved_bytes"], command["bytes"]["on_disk"]) for command in status["pins"]] == [(4096, 1)]
     by_age = {"ended_s": None}
-    assert [told | by_age for told in proxy.status()["warmups"]] == [told | by_age for told in status["warmups"]]
+    assert [warmup | by_age for warmup in proxy.status()["warmups"]] == [
+        warmup | by_age for warmup in status["warmups"]
+    ]
 
 
 def test_a_warm_up_is_joined_by_its_own_list_replaced_by_another_cancelled_and_forgotten(proxy: Proxy) -> None:

@@ -137,12 +137,12 @@ class Scene:
 
     async def opened(self, name: str = "train-0", *, namespace: str = "team") -> tuple[str, str]:
         """The reason and the text of the Event, once its gate is open."""
-        told = await until(lambda: [
+        events = await until(lambda: [
             (event["reason"], event["message"]) for event in self.kube.all_of(EVENTS)
             if event["involvedObject"]["name"] == name and event["reason"] != "Warming"
         ])  # fmt: skip
         assert not self.kube.found(PODS, namespace, name)["spec"]["schedulingGates"]
-        first: tuple[str, str] = told[0]
+        first: tuple[str, str] = events[0]
         return first
 
     def weights(self, name: str = "train-0", *, namespace: str = "team") -> dict[str, int]:
