@@ -143,8 +143,8 @@ class World:
         """The reads of the object that `by`, or any member, sent to `node`, except those of what is on its disk."""
         sender = "from=" if by is None else f"from={by.name};"
         reads = [request for request in self.links[node.name].log() if is_get(request, key)]
-        told = [(request, request.headers["x-outrider-peer"]) for request in reads]
-        return [request for request, fields in told if sender in fields and "only-if-here=0" in fields]
+        sent = [(request, request.headers["x-outrider-peer"]) for request in reads]
+        return [request for request, fields in sent if sender in fields and "only-if-here=0" in fields]
 
     def settle(self) -> None:
         for node in self.nodes.running:

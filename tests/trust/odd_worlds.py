@@ -240,7 +240,7 @@ class OddWorld:
         failed = got.status >= 400 or not got.whole
         self._failed |= not complete or not got.whole or got.status >= 500
         if not failed:
-            right = self._is_right(ask, got, [*contents, *self._told(contents)])
+            right = self._is_right(ask, got, [*contents, *self._as_sent(contents)])
             if not right and not any(_alike(got, direct) for direct in directs):
                 raise self._error("other bytes than any direct client gets")
             self.saw["the right bytes" if right else "what the origin sends to anybody"] += 1
@@ -292,30 +292,30 @@ class OddWorld:
             return any(etag in ask.named.get("if-none-match", "") for etag in self._etags(ask.key))
         if ask.method == "HEAD":
             # Where lengths are forged, one lie is as good as the other.
-            told = int(got.headers.get("content-length", "-1"))
-            return told in {len(body) for body in contents} or self._odd.forged
+            stated = int(got.headers.get("content-length", "-1"))
+            return stated in {len(body) for body in contents} or self._odd.forged
         if got.status == 206 or "content-range" in got.headers:
             asked = ask.named.get("range", "")
             return any(_is_part(got, body, extent_of(asked, len(body)), self._odd) for body in contents)
         return got.status == 200 and "range" not in ask.named and got.body in contents
 
-    def _told(self, contents: list[bytes]) -> list[bytes]:
+    def _as_sent(self, contents: list[bytes]) -> list[bytes]:
         """The bytes that a GET without a Range brings to anybody, under a length that fits."""
-        told = {Body.SHORT: lambda body: body[: len(body) // 2], Body.LONG: lambda body: body + MORE_BYTES}
-        return [told[self._odd.body](body) for body in contents] if self._odd.body in told else []
+        changed = {Body.SHORT: lambda body: body[: len(body) // 2], Body.LONG: lambda body: body + MORE_BYTES}
+        return [changed[self._odd.body](body) for body in contents] if self._odd.body in changed else []
 
     def _etags(self, key: str) -> set[str]:
-        """The ETags that the origin tells, or told before it was mended or spoilt, of the contents that are right."""
+        """The ETags that the origin states, or stated before it was mended or spoilt, of contents that are right."""
         stored = [self.origin.objects[_shadow(index), key] for index in range(len(self.contents[key]))]
-        told = {etag_of(odd, one, method) for odd in (self._odd, AWS) for one in stored for method in ("GET", "HEAD")}
-        return {etag for etag in told if etag}
+        stated = {etag_of(odd, one, method) for odd in (self._odd, AWS) for one in stored for method in ("GET", "HEAD")}
+        return {etag for etag in stated if etag}
 
     def _check_headers(self, ask: Ask, got: Got, directs: list[Got]) -> None:
-        """The headers that tell of the bytes tell of these bytes, or the same as the origin."""
+        """The headers that describe the bytes describe these bytes, or the same as the origin."""
         if got.status not in (200, 206):
             return
         if self._odd.etag is not ETag.CHANGING and got.headers.get("etag", "") not in {"", *self._etags(ask.key)}:
-            raise self._error("an ETag that the origin does not tell")
+            raise self._error("an ETag that the origin does not state")
         crc = got.headers.get("x-amz-checksum-crc32")
         right = b64encode(zlib.crc32(got.body).to_bytes(4, "big")).decode()
         if crc is not None and crc != right and not any(crc == d.headers.get("x-amz-checksum-crc32") for d in directs):

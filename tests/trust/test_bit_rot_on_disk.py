@@ -207,7 +207,7 @@ async def test_the_scrubber_leaves_memory_to_the_readers(tmp_path: Path) -> None
 
     drop()
     if in_memory():
-        pytest.skip("this file system is memory, or does not tell")
+        pytest.skip("this file system is memory, or does not say")
     drop()
     await disk.store.verify(meta_of(0).key)
     assert not in_memory()

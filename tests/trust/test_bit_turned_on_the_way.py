@@ -58,16 +58,16 @@ def checksum(kind: Kind, data: bytes) -> tuple[str, str]:
 def wait_for_metric(proxy: Proxy, name: str, value: float) -> None:
     """Wait until the bucket was asked for its checksum, and the blocks were compared with it."""
 
-    async def told() -> None:
+    async def reached() -> None:
         async with asyncio.timeout(START_DEADLINE_S):
             while proxy.outrider.metrics.value(name) != value:
                 await asyncio.sleep(0.001)
 
-    proxy.on_loop(told)
+    proxy.on_loop(reached)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.is_crc])
-def test_a_bit_turned_in_a_large_object_is_dropped_told_and_fetched_again(
+def test_a_bit_turned_in_a_large_object_is_dropped_reported_and_fetched_again(
     kind: Kind, odd_world: tuple[OddOrigin, Simulator, Proxy], trials: Trials
 ) -> None:
     origin, simulator, proxy = odd_world
@@ -90,11 +90,11 @@ def test_a_bit_turned_in_a_large_object_is_dropped_told_and_fetched_again(
     assert proxy.metric("outrider_origin_mismatches_total") == 1
     while not proxy.on_loop(lambda: proxy.outrider.prefetch.tick()):
         pass
-    told = proxy.status()
-    (error,) = [error for error in told["errors"] if error["what"] == "content does not match the bucket"]
+    status = proxy.status()
+    (error,) = [error for error in status["errors"] if error["what"] == "content does not match the bucket"]
     assert "a.tar" in error["detail"]
     assert "blocks: 0-5" in error["detail"]
-    (dataset,) = told["datasets"]
+    (dataset,) = status["datasets"]
     assert (dataset["verified"], dataset["unverified_because"]) == (1.0, None)
     # A clean stop keeps that in mind; what was proved is not asked about again.
     proxy.restart()

@@ -366,12 +366,12 @@ def test_a_request_that_was_overheard_or_forged(world: World) -> None:
     stored = world.put_owned([owner])
     assert body(edge, stored.key) == stored.data
     (overheard,) = world.asked(owner, stored.key)
-    told = dict(overheard.headers)
+    sent = dict(overheard.headers)
     forged = {
-        "replay": told,
-        "unsigned": {name: value for name, value in told.items() if name != "authorization"},
-        "signature": told | {"range": "bytes=0-1"},
-        "key": told | {"authorization": told["authorization"].replace("Credential=", "Credential=A")},
+        "replay": sent,
+        "unsigned": {name: value for name, value in sent.items() if name != "authorization"},
+        "signature": sent | {"range": "bytes=0-1"},
+        "key": sent | {"authorization": sent["authorization"].replace("Credential=", "Credential=A")},
     }
     address = ("127.0.0.1", world.links[owner.name].port)
     for why, headers in forged.items():
@@ -384,7 +384,7 @@ def test_a_request_that_was_overheard_or_forged(world: World) -> None:
         assert metric(owner, "outrider_peer_refused_total", why=why) == refused + 1
 
 
-def test_what_a_client_says_of_peers_is_not_heard(world: World) -> None:
+def test_what_a_client_says_of_peers_is_ignored(world: World) -> None:
     """Its `x-outrider-*` headers reach neither a member nor the bucket, and change no answer."""
     edge, owner, *_ = world.nodes.all
     stored = world.put_owned([owner])
@@ -428,10 +428,10 @@ def test_a_tenant_without_a_grant(world: World) -> None:
             assert connection.read_answer().status == status
     refused = metric(owner, "outrider_peer_refused_total", why="key")
     port = world.links[owner.name].port
-    told = theirs | {"range": f"bytes=0-{BLOCK - 1}"}
+    fields = theirs | {"range": f"bytes=0-{BLOCK - 1}"}
     signature = sha256().hexdigest(), TENANT[1], time.time(), SigningKeys()
-    told = peer_signature.signed("GET", f"127.0.0.1:{port}", read.path, told, *signature)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    fields = peer_signature.signed("GET", f"127.0.0.1:{port}", read.path, fields, *signature)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     with RawConnection(("127.0.0.1", port)) as connection:
         connection.send(f"GET {read.path} HTTP/1.1\r\n{lines}\r\n".encode())
         assert connection.read_answer().status == 403

@@ -169,7 +169,8 @@ def test_a_rolling_restart(world: World) -> None:
 def test_a_member_that_speaks_another_version_of_the_wire(
     world: World, fourth: Node, versions: tuple[int, int], is_understood: bool
 ) -> None:  # fmt: skip
-    """One that speaks this version, too, is a member as any other. One that does not is left out, and told why."""
+    """One that speaks this version, too, is a member as any other. One that does not is left out, with the
+    reason."""
     objects = world.held("version-{}-{}".format(*versions))
     fourth.argv = [sys.executable, "-c", _OTHER_VERSION.format(versions=versions), *fourth.argv[3:]]
     fourth.forked = False
@@ -198,8 +199,8 @@ def test_a_member_that_speaks_another_version_of_the_wire(
 
 
 def test_a_member_that_comes_back_with_an_old_disk(world: World) -> None:
-    """It missed the writes, and was not told of them. No node gives an old version: neither what the member has on its
-    disk, nor what it knew."""
+    """It missed the writes, and was not notified of them. No node gives an old version: neither what the member has on
+    its disk, nor what it knew."""
     old = world.held("old")
     back, writer, reader = world.nodes[1], world.nodes[0], world.nodes[2]
     assert {key: get(back, key) for key in old} == old
@@ -246,7 +247,7 @@ def test_another_member_takes_the_address_of_one(world: World, fourth: Node) -> 
     world.nodes.wait_for_all()
 
 
-def test_a_member_that_is_told_to_stop(world: World) -> None:
+def test_a_member_that_is_stopped(world: World) -> None:
     """It says that it leaves, sends what it is asked for to the end, and no read fails."""
     edge, leaving = world.nodes[0], world.nodes[1]
     objects = world.held("stop")

@@ -55,8 +55,8 @@ def kinds(made: History, *reads: Read) -> list[str]:
     return [violation.kind for violation in judged(made).violations]
 
 
-HEARD_AT = 11 + 2 + GREETED_S
-"""A member that heard nothing of the write at 10 s has heard of it from a hello by then."""
+NOTIFIED_AT = 11 + 2 + GREETED_S
+"""A member that got no message of the write at 10 s was notified of it by a hello by then."""
 
 
 def parted(some: str, others: str, ttl_s: float = inf) -> History:
@@ -125,16 +125,16 @@ CASES: dict[str, tuple[History, list[Read], list[str]]] = {
     "an older version before the write is acknowledged": (history(), [read(10.5, OLD)], []),
     "an older version after it, at a member that confirmed it": (history(), [read(11.1, OLD)], ["stale"]),
     "an older version at the member through which it went": (history(late=LATE), [read(11.1, OLD, "a")], ["stale"]),
-    "a late member before a hello": (history(late=LATE), [read(HEARD_AT - 0.1, OLD)], []),
-    "a late member after it": (history(late=LATE), [read(HEARD_AT + 0.1, OLD)], ["stale"]),
-    "a late member on a slow machine": (slow(), [read(HEARD_AT + 0.1, OLD)], []),
+    "a late member before a hello": (history(late=LATE), [read(NOTIFIED_AT - 0.1, OLD)], []),
+    "a late member after it": (history(late=LATE), [read(NOTIFIED_AT + 0.1, OLD)], ["stale"]),
+    "a late member on a slow machine": (slow(), [read(NOTIFIED_AT + 0.1, OLD)], []),
     "a member that is cut off, within its time to live": (parted("a", "b", 5.0), [read(14.9, OLD)], []),
     "a member that is cut off, after it": (parted("a", "b", 5.0), [read(15.1, OLD)], ["stale"]),
     "a member that is cut off, without an end of it": (parted("a", "b"), [read(40 + GREETED_S - 0.1, OLD)], []),
     "a member that meets the others again": (parted("a", "b"), [read(40 + GREETED_S + 0.1, OLD)], ["stale"]),
     **{f"a fault between {some} and {others or 'all'}, no excuse": (parted(some, others), [read(30, OLD)], ["stale"])
        for some, others in (("a", "c"), ("c", ""), ("b", BUCKET))},
-    "a process that began later, and heard from a late member": (began_later(), [read(30, OLD, "c")], []),
+    "a process that began later, and believes a late member": (began_later(), [read(30, OLD, "c")], []),
     "the same, once all met": (began_later(), [read(40 + GREETED_S + 0.1, OLD, "c")], ["stale"]),
     **{f"a write past the members, {when} {ttl_s} s": (history(ttl_s, through=""), [read(at + ttl_s, OLD)], found)
        for ttl_s in (0.0, 5.0) for when, at, found in (("within", 10, []), ("after", 10.1, ["stale"]))},
@@ -173,7 +173,7 @@ def test_each_kind_of_violation_is_found_and_nothing_that_is_allowed(case: str) 
 
 
 @given(st.integers(1, 9), st.integers(0, 500), st.integers(1, 500), st.integers(0, 500))
-def test_each_byte_tells_its_write_and_its_place(number: int, start: int, length: int, moved: int) -> None:
+def test_each_byte_shows_its_write_and_its_place(number: int, start: int, length: int, moved: int) -> None:
     whole = content(number, 1000)
     part = whole[start : start + length]
     assert is_part(part, number, start)

@@ -188,11 +188,11 @@ def test_without_if_match_no_reply_mixes_two_versions(world_of: WorldOf, if_matc
     assert whole_or_none(world.proxy.address) == new
 
 
-# -- HEADs that do not tell --------------------------------------------------------------------------------------------
+# -- HEADs that state too little ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("freshness", ["ttl:60", "always"])
-def test_a_head_that_tells_a_length_of_zero_is_not_believed(world_of: WorldOf, freshness: str) -> None:
+def test_a_head_that_states_a_length_of_zero_is_not_believed(world_of: WorldOf, freshness: str) -> None:
     world = world_of(Oddities(head_length=HeadLength.ZERO), freshness=freshness)
     assert world.ask("HEAD", PLACE).status == 200
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_an_empty_object_is_kept(world_of: WorldOf) -> None:
     assert world.reads("/train/empty", b"") == "HIT"
 
 
-def test_an_empty_object_of_which_nothing_tells_is_not_asked_about_at_each_read(world_of: WorldOf) -> None:
+def test_an_empty_object_of_which_nothing_is_stated_is_not_asked_about_at_each_read(world_of: WorldOf) -> None:
     world = world_of(Oddities(checksum_mode=400, head_status=405))
     world.origin.put("train", "empty", b"")
     world.reads("/train/empty", b"")

@@ -89,7 +89,7 @@ ALL_KINDS = "all kinds of weather at once"
 
 
 def is_ranged(request: Request) -> bool:
-    """Otherwise it is a read that goes past the cache. Nothing tells whether its Content-Length lies."""
+    """Otherwise it is a read that goes past the cache. Nothing shows whether its Content-Length lies."""
     return "range" in request.headers
 
 

@@ -99,7 +99,7 @@ FORMS = "content-type: multipart/form-data; boundary=b"
 PAGES = {
     "a form posted by a page": (f"POST /{NAME}", ("origin: https://evil.example", FORMS), FORM),
     "a form posted by a page without a name": (f"POST /{NAME}", ("origin: null", FORMS), FORM),
-    "a form, with what newer browsers tell": (f"POST /{NAME}", ("sec-fetch-site: cross-site", FORMS), FORM),
+    "a form, with the headers of newer browsers": (f"POST /{NAME}", ("sec-fetch-site: cross-site", FORMS), FORM),
     "a plan posted as text": ("PUT /_outrider/plan/x", ("origin: https://evil.example",), b'{"reads": []}'),
     "an image": (f"GET /{NAME}/key", ("sec-fetch-site: cross-site", "sec-fetch-mode: no-cors"), b""),
     "a link followed": (f"GET /{NAME}/key", ("sec-fetch-site: cross-site", "sec-fetch-mode: navigate"), b""),

@@ -1,4 +1,4 @@
-"""Isolation of tenants: a refusal tells a client nothing of another's objects, by its text or by the time it takes."""
+"""Isolation of tenants: a refusal shows a client nothing of another's objects, by its text or by the time it takes."""
 
 from __future__ import annotations
 

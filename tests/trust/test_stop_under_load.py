@@ -175,8 +175,8 @@ def test_a_request_that_is_cut_before_its_answer_began_is_logged(
             assert waits.is_closed_by_peer()
             assert proxy.wait() == 0
         simulator.release()
-        told = [(line["status"], line.get("cut")) for line in proxy.lines("request") if line["status"] is None]
-        assert sorted(told) == sorted([(None, "stopped"), (None, cut)])
+        logged = [(line["status"], line.get("cut")) for line in proxy.lines("request") if line["status"] is None]
+        assert sorted(logged) == sorted([(None, "stopped"), (None, cut)])
 
 
 def test_the_snapshot_has_all_blocks_even_while_a_reader_outlasts_the_drain(
@@ -209,7 +209,7 @@ def test_the_snapshot_has_all_blocks_even_while_a_reader_outlasts_the_drain(
         monkeypatch.undo()
         proxy.start()
         there = {path.name: path.stat().st_size for path in (proxy.cache_dir / "v2").glob("*/*")}
-        trials.record("stop", "a reader who outlasts the drain", "the snapshot tells of all blocks")
+        trials.record("stop", "a reader who outlasts the drain", "the snapshot has all blocks")
         assert len(there) == len(proxy.outrider.store), there
 
 

@@ -3,7 +3,7 @@ conditions of its own.
 
 The folder of an object says which ETags it has. In `hash/` they are those of AWS: the MD5, of an object of several
 parts a hash and `-2`. In `parts/` all have the latter form. In `opaque/` an ETag is a name that an overwrite keeps
-where its date is another one, so that ETag and size alone do not tell one version from the next.
+where its date is another one, so that ETag and size alone do not distinguish one version from the next.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Conditions(StrEnum):
 
 class Bucket(OddOrigin):
     """`conditions`: the fault that strikes each request with `probability`. `deletes`: the number of the DELETE that is
-    under way for a key, since a DELETE has no body that would tell it; others are no part of the history."""
+    under way for a key, since a DELETE has no body that would name it; others are no part of the history."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Bucket(OddOrigin):
         if folder == "opaque":
             before = self.objects.get((NAME, key))
             is_later = before is not None and before.modified < modified
-            # Two versions of one second cannot be told apart by a date.
+            # A date does not distinguish two versions of one second.
             kept = before.etag if before is not None and is_later else None
             return kept or f'"v{next(self._names)}"'
         md5 = hashlib.md5(body).hexdigest()

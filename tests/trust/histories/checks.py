@@ -2,7 +2,7 @@
 
 A version is older than allowed where a later one of the same object was in the bucket for longer than the time to live
 when the read began, or where its write was acknowledged before, through a member, and the member that was read had to
-know of it. docs/cluster.md ("Writes and members that hear late") says when that is.
+know of it. docs/cluster.md ("Writes and members that learn late") says when that is.
 """
 
 from __future__ import annotations
@@ -178,13 +178,13 @@ class _Judge:
             return inf
         known = self._must_know.get((write.number, node))
         if known is None:
-            # A process that began after the write never heard of it, and believes what another member knows.
+            # A process that began after the write was not notified of it, and believes what another member knows.
             begins = any(down.node == node and down.ended > write.began for down in self._history.downs)
             of = self._history.members if begins else (node,)
-            known = self._must_know[write.number, node] = max(self._heard_at(write, member) for member in of)
+            known = self._must_know[write.number, node] = max(self._notified_at(write, member) for member in of)
         return known
 
-    def _heard_at(self, write: Write, member: str) -> float:
+    def _notified_at(self, write: Write, member: str) -> float:
         if member == write.node or self._has_confirmed(write, member):
             return write.ended
         at = write.ended + _GIVEN_UP_S

@@ -128,20 +128,20 @@ class Clients:
         headers: Mapping[str, str] | None = None, body: bytes = b"", pause_s: float = 0.0,
     ) -> _Reply:  # fmt: skip
         """`pause_s`: between any two pieces of the body."""
-        received, status, told = bytearray(), 0, dict[str, str]()
+        received, status, fields = bytearray(), 0, dict[str, str]()
         try:
             async with session.request(
                 method, f"{node.endpoint}/{NAME}{target}", headers=headers, data=body or None,
                 skip_auto_headers=("content-type",),
             ) as reply:  # fmt: skip
-                status, told = reply.status, {name.lower(): value for name, value in reply.headers.items()}
+                status, fields = reply.status, {name.lower(): value for name, value in reply.headers.items()}
                 async for chunk in reply.content.iter_any():
                     received += chunk
                     if pause_s:
                         await asyncio.sleep(pause_s)
         except _DEAD:
-            return _Reply(status, told, bytes(received))
-        return _Reply(status, told, bytes(received), is_whole=True)
+            return _Reply(status, fields, bytes(received))
+        return _Reply(status, fields, bytes(received), is_whole=True)
 
     # -- reads --------------------------------------------------------------------------------------------------------
 
@@ -166,9 +166,9 @@ class Clients:
         pause_s = chance.uniform(0.01, 0.1) if chance.random() < SLOW_READS else 0.0
         began = time.monotonic()
         reply = await self._ask(self._readers[name], self._nodes[name], method, f"/{key}", headers, pause_s=pause_s)
-        told = reply.headers
-        head = (told.get("etag", ""), told.get("last-modified", ""), _size(reply, start))
-        is_relayed = told.get("x-cache") == "BYPASS" and (way == "HEAD" or reply.status < 400 or IS_OWN in reply.body)
+        fields = reply.headers
+        head = (fields.get("etag", ""), fields.get("last-modified", ""), _size(reply, start))
+        is_relayed = fields.get("x-cache") == "BYPASS" and (way == "HEAD" or reply.status < 400 or IS_OWN in reply.body)
         read = Read(
             key, name, way, began, time.monotonic(), reply.status, head, start=start, is_whole=reply.is_whole,
             if_match=headers.get("if-match", ""), is_relayed=is_relayed,
@@ -297,7 +297,7 @@ class Clients:
         document = "".join(f"<Object><Key>{each}</Key></Object>" for each in keys)
         return await self._send(name, "POST", "?delete", f"<Delete>{document}</Delete>".encode())
 
-    # -- what members tell of themselves ------------------------------------------------------------------------------
+    # -- what members report of themselves ----------------------------------------------------------------------------
 
     async def _look_on(self, name: str) -> None:
         while not self.stopping:

@@ -68,7 +68,7 @@ def schedule(
     chance: random.Random, seconds: float, nodes: Sequence[str], kinds: Sequence[Kind], longest_s: float, calm_s: float
 ) -> tuple[list[Fault], list[Fault]]:  # fmt: skip
     """The faults of members, and those of the bucket, for so long. Each kind comes before one comes again. `calm_s`:
-    some calms are so long that all members have heard of all writes by their end."""
+    some calms are so long that all members know of all writes by their end."""
 
     def drawn(kinds: Sequence[Kind | Conditions]) -> list[Fault]:
         faults: list[Fault] = []
@@ -166,7 +166,7 @@ class Faults:
     # -- disks --------------------------------------------------------------------------------------------------------
 
     async def _of_a_disk(self, fault: Fault) -> None:
-        """It disturbs nobody: a member hears of writes, and answers, without its disk."""
+        """It disturbs nobody: a member is notified of writes, and answers, without its disk."""
         name = next(name for name in fault.nodes if name in self.disks)
         disk = self.disks[name]
         disk.hang()

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import inf
 
 CELL_BYTES = 16
-"""A body is made of cells: the number of its write and the number of the cell. So each cell tells whose it is, and that
+"""A body is made of cells: the number of its write and the number of the cell. So each cell shows whose it is, and that
 it lies where it belongs."""
 
 
