@@ -225,7 +225,7 @@ _RUN_MAX = 256
 
 
 class RankIndex:
-    """Indexes, from 0 to 2**63 - 1, sorted by (rank, index), in runs of bare numbers: 16 bytes per index.
+    """Indexes, from 0 to 2**31 - 1, sorted by (rank, index), in runs of bare numbers: 12 bytes per index.
 
     Rejected: a sorted list of tuples, each of which lies elsewhere in memory. With 25,000 indexes a change took twice
     as long, and the changes were a quarter of what a read costs the planner (py-spy).
@@ -237,7 +237,7 @@ class RankIndex:
         self._indexes: list[array[int]] = []
         # The last rank and the last index of each run.
         self._last_ranks = array("d")
-        self._last_indexes = array("q")
+        self._last_indexes = array("i")
 
     def __reversed__(self) -> Iterator[int]:
         """The highest rank first; of equal ranks, the highest index first. An index that was yielded may be discarded
@@ -250,7 +250,7 @@ class RankIndex:
         run = bisect_left(self._last_ranks, rank)
         if run == len(self._indexes):
             if not run:
-                self._put(0, array("d", (rank,)), array("q", (index,)))
+                self._put(0, array("d", (rank,)), array("i", (index,)))
                 return
             run -= 1
         ranks, indexes = self._ranks[run], self._indexes[run]
