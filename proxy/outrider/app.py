@@ -28,7 +28,7 @@ from outrider.adapters.process.file_reload import follow
 from outrider.adapters.process.listening import bind, bind_packets, naming
 from outrider.adapters.process.port_tls import PortTls
 from outrider.adapters.process.recent_errors import keep_recent_errors
-from outrider.adapters.process.system import raise_open_files_limit, usable_cores
+from outrider.adapters.process.system import give_back_memory, raise_open_files_limit, usable_cores
 from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import MachineLoad, Outrider, Resources, compose, make_traces, traced
 from outrider.core.block_layout import BLOCKS_FEW
@@ -62,6 +62,8 @@ _TICK_S = 0.05
 _UPKEEP_S = 0.25
 # A start after a crash reads the headers of the blocks that landed in the last seconds.
 _NOTE_S = 10.0
+# Free memory is given back at most this often, once so many blocks have come or gone: tables grow, and leave gaps.
+_GIVE_BACK_S, _GIVE_BACK_BLOCKS = 10.0, 1000
 # A stop waits so long for fills: a block whose last byte was just sent may lack only its name on disk.
 _LAST_FILLS_S = 0.5
 # After the drain, connections and the requests on them have this long to end.
@@ -142,6 +144,7 @@ async def running(
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
             tasks.spawn(_upkeep(outrider), "upkeep"),
+            tasks.spawn(_give_back(outrider), "free memory"),
             # One for each disk: those of one that hangs wait for it.
             *(tasks.spawn(_note(recovery, number), f"notes of disk {number}") for number in range(len(directories))),
             *(
@@ -258,6 +261,15 @@ async def _upkeep(outrider: Outrider) -> None:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.store.sweep()
         outrider.control.maintenance.pinning.check_again()
+
+
+async def _give_back(outrider: Outrider) -> None:
+    blocks = 0
+    while True:
+        await asyncio.sleep(_GIVE_BACK_S)
+        if abs(len(outrider.store) - blocks) >= _GIVE_BACK_BLOCKS:
+            blocks = len(outrider.store)
+            await asyncio.to_thread(give_back_memory)
 
 
 async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | Listener:

@@ -1,10 +1,11 @@
-"""Garbage collection: objects are frozen after long collections, with a fake clock and objects of the test. And the
-cores that a process may use, by files of the test."""
+"""Garbage collection: objects are frozen after long collections, with a fake clock and objects of the test. The
+memory that growing arrays leave free. And the cores that a process may use, by files of the test."""
 
 from __future__ import annotations
 
 import gc
 import os
+import platform
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -59,6 +60,31 @@ print(started > 10_000, aside >= 10_000, seen < 10_000, gc.get_freeze_count() < 
 def test_frozen_objects_are_still_freed_by_reference_counting() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 4
+
+
+# Columns of a table that grow in turn.
+_COLUMNS = """
+import os
+from array import array
+from outrider.adapters.process.system import give_back_memory, keep_memory_small
+def held(): return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+keep_memory_small()
+# From then on the C library takes blocks of this size from a heap.
+freed = bytearray(16 * 2**20)
+del freed
+before, columns = held(), [array("d") for _ in range(20)]
+for _ in range(2000):
+    for column in columns:
+        column.extend((0.0,) * 100)
+give_back_memory()
+print((held() - before) / (20 * 2000 * 100 * 8))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is left as it is")
+def test_the_gaps_that_growing_columns_leave_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _COLUMNS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.15
 
 
 @pytest.mark.parametrize(
