@@ -85,7 +85,7 @@ _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
 _JUDGED_AT_ONCE = 500
-# LiveMembers tell each other the bytes of blocks and their digests. The format of their files is each member's own.
+# Members send each other the bytes of blocks and their digests. The format of their files is each member's own.
 _SHARED_FORMAT = 1
 # To find a block's owner takes 4 us for 8 members. So many blocks of an object may be fetched ahead because they are
 # owned.
@@ -204,7 +204,7 @@ class Cluster:
         )
 
     def read_ahead_together(self, planner: Planner, prefetch: Prefetch, blocks_at_once: int) -> None:
-        """The planners of all members hear what clients of any member read, and each fetches ahead what it owns."""
+        """The planners of all members learn what clients of any member read, and each fetches ahead what it owns."""
         reads_sender = ReadsSender(self.view, self._outbox, self._runtime, lambda: planner.readers)
         planner.join(
             reads_sender.opened, self._mine_of, lambda: self._near.bytes, guessed_max=max(1, blocks_at_once // 2)
@@ -214,7 +214,7 @@ class Cluster:
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)
 
     def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> PlansAcrossMembers:
-        """Takes the orders that clients tell, and passes them on to all members."""
+        """Takes the orders that clients announce, and passes them on to all members."""
         here = CachedAcrossMembers(fills, self._commands)
         self._service.look_up_cached = here.answer
         orders = PlansAcrossMembers(prefetch, here, self.view, self._outbox, boot=self._boot)

@@ -155,8 +155,8 @@ def make_engine(
     opened: Callable[[ObjectRef, int], None] = lambda ref, size: None, templates: Templates | None = None,
     by_tenants: Callable[[EvictionPolicy], EvictionPolicy] = lambda policy: policy,
 ) -> Engine:  # fmt: skip
-    """`cluster` None: the node is alone. `opened`: hears of each object that is read, with its size. `by_tenants`: the
-    eviction policy that is around the one of the settings."""
+    """`cluster` None: the node is alone. `opened`: called for each object that is read, with its size. `by_tenants`:
+    the eviction policy that is around the one of the settings."""
     layout, metrics, clock = ports.layout, ports.metrics, ports.clock
     pins = Pins(lambda size: layout.disk_bytes(size, usual_disk_bytes), layout.version_id)
     planner = Planner(

@@ -149,7 +149,7 @@ def fd_stays_in_memory(fd: int) -> bool:
 
 def is_in_memory(fd: int, offset: int, count: int = 1) -> bool:
     """Whether all pages of these bytes are in memory. It only looks, whereas a read with RWF_NOWAIT makes the kernel
-    fetch the page, and with a fast disk finds it there. Source: mincore(2), which says yes where it may not tell."""
+    fetch the page, and with a fast disk finds it there. Source: mincore(2), which says yes where it may not answer."""
     begin = offset - offset % mmap.PAGESIZE
     length = max(1, offset + count - begin)
     resident = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()

@@ -346,7 +346,7 @@ class BlockStore(Protocol):
         ...
 
     async def digest(self, block: BlockKey, lease: Lease) -> str:
-        """The digest of a block that was verified and is leased, as its file has it; empty: the disk did not tell."""
+        """The digest of a block that was verified and is leased, as its file has it; empty: the disk gave none."""
         ...
 
     def doubt(self, block: BlockKey) -> None:
@@ -355,7 +355,7 @@ class BlockStore(Protocol):
 
     async def create(self, meta: BlockMeta, *, hashed: bool = True) -> BlockWriter:
         """Reserve room, with evictions if needed, and begin a block. `hashed` False: the caller compares the content
-        itself, so `Contents` hears nothing of it.
+        itself, so `Contents` does not get it.
 
         Raises:
             StoreUnavailable: no room can be made, or the disk fails.
@@ -501,8 +501,8 @@ class PeerTransport(Protocol):
         ...
 
     async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
-        """Tell a member who we are, and hear who it is. `name`: the member that is believed to be there, any other one
-        refuses; empty: it is not known. Raises PeerFailed."""
+        """Exchange with a member who we are and who it is. `name`: the member that is believed to be there, any other
+        one refuses; empty: it is not known. Raises PeerFailed."""
         ...
 
     async def send(self, member: Member, path: str, body: bytes) -> None:
@@ -516,7 +516,7 @@ class PeerTransport(Protocol):
 
 
 class MemberSource(Protocol):
-    """Tells who is a member: a file, DNS, Kubernetes, Slurm."""
+    """Lists the members: a file, DNS, Kubernetes, Slurm."""
 
     def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         """Each list of the members, when it is first known and whenever it has changed. It never ends by itself, and

@@ -110,7 +110,7 @@ class Client:
         return _status_of(answer, self.admin)
 
     def plan(self, urls: str | Iterable[str], start: int = 0, total: int | None = None, *, name: str = "sdk") -> int:
-        """Tell the proxy the order in which one worker of this machine is going to read. Returns the number of reads.
+        """Announce the order in which one worker of this machine is going to read. Returns the number of reads.
 
         `urls`: s3://BUCKET/KEY, with templates like {000000..001281}, or another form that `urls.object_of`
         understands. The first of them is read number `start` of the `total` in this worker's epoch; `total` None: the

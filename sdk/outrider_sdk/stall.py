@@ -137,7 +137,7 @@ class StallMeter:
         """Whether the last epoch was GPU-bound or bucket-bound, in one sentence."""
         epoch = self.epochs[-1] if self.epochs else None
         if epoch is None or epoch.steps < 2:
-            return "too few steps to tell whether the loop is GPU-bound or bucket-bound"
+            return "too few steps to know whether the loop is GPU-bound or bucket-bound"
         share = epoch.wait_share
         if share < _BOUND_SHARE:
             return f"GPU-bound: after its first batch, epoch {epoch.number} waited {share:.1%} of the time for data"

@@ -244,13 +244,13 @@ async def test_reads_are_passed_on(wire: Wire) -> None:
 
 async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -> None:
     command = Command("edge", "put", "warm", "AKEY", "mine \u00e9", b"s3://b/\xc3\xa9\n\xff", 2.5e6, 1.5e9)
-    wire.service.told = CommandAnswer({"state": "running", "bytes": {"wanted": 5}})
-    assert await wire.transport.request(wire.member, command, CommandAnswer) == wire.service.told
+    wire.service.command_answer = CommandAnswer({"state": "running", "bytes": {"wanted": 5}})
+    assert await wire.transport.request(wire.member, command, CommandAnswer) == wire.service.command_answer
     assert wire.service.commands == [command]
-    wire.service.told = CommandAnswer(error="no", code="InsufficientStorage")
+    wire.service.command_answer = CommandAnswer(error="no", code="InsufficientStorage")
     assert (
         await wire.transport.request(wire.member, replace(command, verb="get", body=b""), CommandAnswer)
-        == wire.service.told
+        == wire.service.command_answer
     )
 
 

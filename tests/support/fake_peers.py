@@ -31,7 +31,7 @@ from outrider.core.cluster.messages import (
     ReadsNotice,
     SharesRequest,
 )
-from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerChanged, PeerFailed, PeerRead, Sending
+from outrider.core.cluster.peer_messages import NOT_STATED, Confirmed, PeerChanged, PeerFailed, PeerRead, Sending
 from outrider.core.cluster.peer_wire import Requester
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import decode
@@ -91,7 +91,7 @@ class FakePeerReply:
     extent: Extent | None
     digest: str
     pieces: AsyncGenerator[bytes, None]
-    sending: Sending = NOT_TOLD
+    sending: Sending = NOT_STATED
     rest: bytes = b""
     in_thread: bool = True
 
@@ -136,7 +136,7 @@ class FakePeers:
     """Called with the member's name before a forget arrives there: it may wait, or raise PeerFailed."""
     way: Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]] | None = None
     """Called with the member's name and the arrival of a notice there, which it may await at any time, or never."""
-    told: list[tuple[str, ReadsNotice]] = field(default_factory=list)
+    reads_notices: list[tuple[str, ReadsNotice]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
     orders: list[tuple[str, OrderNotice]] = field(default_factory=list)
     shares_asked: list[str] = field(default_factory=list)
@@ -181,7 +181,7 @@ class FakePeers:
                 if self.forgets_way is not None:
                     await self.forgets_way(member.name)
             case ReadsNotice():
-                self.told.append((member.name, message))
+                self.reads_notices.append((member.name, message))
             case OrderNotice():
                 self.orders.append((member.name, message))
 
@@ -296,7 +296,7 @@ class FakeMember:
     forgets: list[Forget] = field(default_factory=list)
     reads: list[ReadsNotice] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
-    told: CommandAnswer = field(default_factory=CommandAnswer)
+    command_answer: CommandAnswer = field(default_factory=CommandAnswer)
     """The answer to each command."""
     orders: list[OrderNotice] = field(default_factory=list)
     has: Sequence[DatasetShare] = ()
@@ -354,7 +354,7 @@ class FakeMember:
                 self.forgets.append(message)
             case Command():
                 self.commands.append(message)
-                return self.told
+                return self.command_answer
             case SharesRequest():
                 return DatasetShares(tuple(self.has))
             case ListRequest():

@@ -31,7 +31,7 @@ _EXAMPLES = """Examples:
 \b
 outrider run -- python train.py           a cache for this one command
 outrider mount s3://my-bucket/ ./data     a bucket as files, through a cache
-outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
+outrider serve --cache-dir /data/cache    a cache for many, by this variable:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
 outrider warm s3://my-bucket/train/       fetch it before it is read
 outrider stats                            what it does now, and what is slow

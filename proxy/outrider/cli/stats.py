@@ -164,7 +164,7 @@ def _of_disk(disk: Status) -> str:
 
 
 def _oddities(status: Status) -> Text | None:
-    """How the origin differs from AWS S3, and how many reads stayed uncached; None: nothing to tell."""
+    """How the origin differs from AWS S3, and how many reads stayed uncached; None: nothing to show."""
     # An older proxy shows neither.
     lines = [shown(odd["text"]) for odd in status.get("origin_oddities", ())]
     known = {odd["kind"] for odd in status.get("origin_oddities", ())}

@@ -46,7 +46,7 @@ class Principal:
 
 
 def reader_name(who: Principal, address: str, app: str) -> str:
-    """The name of a reader, as far as a proxy can tell jobs apart: the address that the request comes from, the key
+    """The name of a reader, as far as a proxy can distinguish jobs: the address that the request comes from, the key
     that signs it, and the app that it names.
 
     All connections, processes and workers of a job in a pod share one name. `address`: see `WireSender`. `app`: see

@@ -193,5 +193,5 @@ def _refused(status: int) -> Exception:
     if status >= 500 or status == _BUSY:
         return OriginBroke(f"the proxy answers {status}")
     if status in _DENIED:
-        return OSError(errno.EACCES, f"the proxy answers {status}: `outrider doctor` tells what the keys may not do")
+        return OSError(errno.EACCES, f"the proxy answers {status}: `outrider doctor` shows what the keys may not do")
     return OSError(errno.EIO, f"the proxy answers {status}")

@@ -242,7 +242,7 @@ class FileSystem:
             self._distrust_lists(file)
         elif found is SettleVerdict.SAME and not file.is_settled:
             self._trust.confirm(file.facts)
-        # The kernel fills the room up to the end that it knows with zeros, and there is no safe moment to tell it of
+        # The kernel fills the room up to the end that it knows with zeros, and there is no safe moment to give it
         # another end while it reads: a file that is shorter than a LIST has shown becomes another file.
         is_other = found is SettleVerdict.MISSTATED and (not file.is_child or (is_read and facts.size < file.size))
         if found is SettleVerdict.CHANGED or is_other:

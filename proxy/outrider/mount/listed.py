@@ -26,8 +26,8 @@ class ObjectFacts(NamedTuple):
         return cls(size, etag.strip('"'), 0 if modified is None else int(modified.timestamp()))
 
     def is_version(self, other: ObjectFacts) -> bool:
-        """Whether both are of one version (`core.model.VersionIdentity`), as far as both tell. Without an ETag, both
-        must tell the date."""
+        """Whether both are of one version (`core.model.VersionIdentity`), as far as both state it. Without an ETag,
+        both must state the date."""
         if self.size != other.size and self.size >= 0 and other.size >= 0:
             return False
         if self.etag and other.etag:
@@ -57,7 +57,7 @@ class FileVersion(NamedTuple):
 
 class SettleVerdict(Enum):
     SAME = "the object is as it was known"
-    MISSTATED = "the LIST told something else of this very upload"
+    MISSTATED = "the LIST stated something else of this very upload"
     CHANGED = "another version took its place"
 
 
@@ -71,7 +71,7 @@ def verdict(known: ObjectFacts, found: ObjectFacts, *, is_settled: bool) -> Sett
 
 
 class ListTrust:
-    """Whether the sizes that LISTs tell may be shown to programs. One that was wrong once is not believed again."""
+    """Whether the sizes that LISTs state may be shown to programs. One that was wrong once is not believed again."""
 
     def __init__(self) -> None:
         self._proofs: Counter[tuple[bool, int]] = Counter()

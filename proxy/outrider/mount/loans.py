@@ -247,7 +247,7 @@ class Loans:
             self._timer = asyncio.get_running_loop().call_later(_REPORT_S, self.report)
 
     def report(self, question: LoanRead | None = None) -> None:
-        """Tell the proxy of the reads so far, and then ask: its planner goes by their order."""
+        """Report the reads so far to the proxy, and then ask: its planner goes by their order."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

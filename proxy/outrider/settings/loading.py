@@ -30,7 +30,7 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
     environ = os.environ if environ is None else environ
     named = {name for name in environ if name.startswith(_ENV_PREFIX)}
     from_env = {name[len(_ENV_PREFIX) :].lower() for name in named - _links(named)}
-    # OUTRIDER_STATUS_URL is not a setting: `outrider run` sets it, to tell its child where the admin port is.
+    # OUTRIDER_STATUS_URL is not a setting: `outrider run` sets it, to show its child where the admin port is.
     unknown = sorted(from_env - set(Settings.model_fields) - RETIRED - {"config", "status_url"})
     if unknown:
         raise SettingsError(

@@ -37,7 +37,7 @@ async def test_all_members_learn_of_each_read_and_of_hits(tmp_path: Path) -> Non
             await time.until(time() + EVERY_S)
         assert cache == "HIT"
         for other in others:
-            notices = [message for name, message in edge.wire.told if name == other.name]
+            notices = [message for name, message in edge.wire.reads_notices if name == other.name]
             assert [each.ref for message in notices for each in message.reads] == [*REFS, *REFS]
             assert {each.reader for message in notices for each in message.reads} == {"10.0.0.1"}
             await time.run(other.engine.prefetch.tick())
@@ -45,7 +45,7 @@ async def test_all_members_learn_of_each_read_and_of_hits(tmp_path: Path) -> Non
             (job,) = dataset.jobs.values()
             assert job.client == f"{edge.name}/10.0.0.1"
             assert [*map(len, (epoch.log for epoch in job.epochs))] == [4, 4], "two epochs"
-            assert not other.wire.told, "it does not pass on what it received"
+            assert not other.wire.reads_notices, "it does not pass on what it received"
 
 
 async def test_a_member_that_hangs_keeps_nothing_from_the_others(tmp_path: Path) -> None:
@@ -58,7 +58,8 @@ async def test_a_member_that_hangs_keeps_nothing_from_the_others(tmp_path: Path)
         await time.until(time() + EVERY_S)
         edge.reads_sender.opened("a", REFS[0], 1)
         await time.until(time() + EVERY_S)
-        assert [name for name, _ in edge.wire.told].count(silent.name) == 1, "one message waits for an answer at a time"
-        first, second = [message.reads for name, message in edge.wire.told if name == other.name]
+        notified = [name for name, _ in edge.wire.reads_notices]
+        assert notified.count(silent.name) == 1, "one message waits for an answer at a time"
+        first, second = [message.reads for name, message in edge.wire.reads_notices if name == other.name]
         assert (len(first), first[-1].ref.key) == (READS_MAX, str(2 * READS_MAX - 1)), "the newest reads"
         assert [each.ref for each in second] == [REFS[0]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.core.cluster.peer_health import Pause, PeerHealth, PeersHealth, SendingPace
-from outrider.core.cluster.peer_messages import NOT_TOLD, Sending
+from outrider.core.cluster.peer_messages import NOT_STATED, Sending
 
 MIB = 1 << 20
 
@@ -134,7 +134,7 @@ class Body:
     mib_s: float = 0.0
     stops_s: float = 1000.0
     on_disk: bool = True
-    sends: Sending = NOT_TOLD
+    sends: Sending = NOT_STATED
 
     def missed_at(self, health: PeersHealth) -> float | None:
         """When the request missed its deadline; None: it had not within 30 s."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
+from outrider.core.cluster.peer_messages import NOT_STATED, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.cluster.peer_wire import (
     DIGEST,
     FIELD_BYTES_MAX,
@@ -94,7 +94,7 @@ def test_an_answer_comes_as_it_was_sent(read: PeerRead, data: st.DataObject) -> 
         confirmed = replace(read.known, age_s=data.draw(ages), is_settled=data.draw(st.booleans()))
     digest = data.draw(st.sampled_from(("", "xxh3:0123456789abcdef"))) if extent is not None else ""
     status = 206 if extent is not None else 200
-    sending = Sending(data.draw(sizes), data.draw(st.integers(0, 1000))) if extent is not None else NOT_TOLD
+    sending = Sending(data.draw(sizes), data.draw(st.integers(0, 1000))) if extent is not None else NOT_STATED
     sent = AnswerHead(confirmed, extent, digest, sending)
     fields = answer_headers(read, sent, "owner")
     assert parse_answer(read, status, fields, 0 if extent is None else extent.length, "owner") == sent
@@ -190,7 +190,7 @@ def test_a_malformed_account_of_what_is_sent_is_refused(value: str) -> None:
     read = PeerRead(REF, Extent(0, 1))
     fields = ((FROM, "owner"), (KNOWN, known_value()), ("content-range", "bytes 0-0/1"))
     assert parse_answer(read, 206, (*fields, (SENDS, "7/2")), 1, "owner").sending == (7, 2)
-    assert parse_answer(read, 206, fields, 1, "owner").sending == NOT_TOLD, "a member before 0.3"
+    assert parse_answer(read, 206, fields, 1, "owner").sending == NOT_STATED, "a member before 0.3"
     with pytest.raises(WireError):
         parse_answer(read, 206, (*fields, (SENDS, value)), 1, "owner")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.progress import FAILURES_REPORTED_MAX, Progress, State
 from outrider.core.maintenance.progress_sum import warmup_sum
 from outrider.core.origin.token_bucket import TokenBucket
 
@@ -26,12 +26,12 @@ def test_the_eta_follows_the_recent_rate() -> None:
 
 def test_failures_are_kept_by_name_up_to_a_limit_and_counted_beyond() -> None:
     progress = Progress(0.0)
-    for number in range(FAILURES_TOLD_MAX + 5):
+    for number in range(FAILURES_REPORTED_MAX + 5):
         progress.fail(f"s3://bkt/{number}", "gone")
     progress.end(1.0)
     report = progress.report(2.0)
-    assert (report["state"], report["objects"]["failed"]) == ("failed", FAILURES_TOLD_MAX + 5)
-    assert len(report["failures"]) <= FAILURES_TOLD_MAX
+    assert (report["state"], report["objects"]["failed"]) == ("failed", FAILURES_REPORTED_MAX + 5)
+    assert len(report["failures"]) <= FAILURES_REPORTED_MAX
 
 
 def test_a_report_says_for_how_long_all_parts_have_ended_and_which_failures_may_pass() -> None:

@@ -27,9 +27,9 @@ def test_a_kind_is_a_sentence_about_the_origin(kind: Oddity) -> None:
 @pytest.mark.parametrize(
     ("uncached", "text"),
     [
-        (0, "the origin does not tell sizes by HEAD"),
-        (1, "the origin does not tell sizes by HEAD: 1 read uncached"),
-        (1204, "the origin does not tell sizes by HEAD: 1,204 reads uncached"),
+        (0, "the origin does not state sizes by HEAD"),
+        (1, "the origin does not state sizes by HEAD: 1 read uncached"),
+        (1204, "the origin does not state sizes by HEAD: 1,204 reads uncached"),
     ],
 )
 def test_the_sentence_says_how_many_reads_stayed_uncached(uncached: int, text: str) -> None:

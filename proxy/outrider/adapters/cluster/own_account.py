@@ -14,7 +14,7 @@ _PROBED = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def own_name(settings: Settings, environ: Mapping[str, str], host: str) -> str:
-    """The setting, else the node's name where Kubernetes or Slurm tell it, else the name of the `host`.
+    """The setting, else the node's name where Kubernetes or Slurm give it, else the name of the `host`.
 
     Raises:
         SettingsError: the host's name is none that a member may have.

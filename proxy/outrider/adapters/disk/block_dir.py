@@ -100,7 +100,7 @@ class BlockDir:
         self.touched = root / "touched"
         self._lock_fd = -1
         self.can_probe_memory = False
-        """The kernel can tell which files it opens without waiting for the disk: see `pagecache`."""
+        """The kernel shows which files it opens without waiting for the disk: see `pagecache`."""
         self.stays_in_memory = False
         """See `pagecache.stays_in_memory`."""
         self.is_remote = False

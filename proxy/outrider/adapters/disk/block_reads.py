@@ -42,7 +42,7 @@ class BlockReads(BlockIndex):
         self._metrics = metrics
         self.on_bad: list[Callable[[BlockMeta, str], None]] = []
         self.contents: Contents | None = None
-        """Hears of the content hash of each block that is written, or verified. None: nobody does."""
+        """Gets the content hash of each block that is written, or verified. None: nobody does."""
         self._verifying: dict[BlockKey, asyncio.Task[bool]] = {}
 
     @abstractmethod

@@ -176,7 +176,7 @@ class DiskRecovery:
     async def _adopt_snapshot(self, saved: Snapshot) -> bool:
         """False: it makes no sense from some point on, and a scan has to find the rest."""
         left = [(name, until - self._restart.wall_clock()) for name, until in saved.doubts]
-        # A clock that stepped back would tell of more.
+        # After a clock has stepped back, more would seem to be left.
         self._doubt((name, min(left_s, DOUBT_S)) for name, left_s in left if left_s > 0)
         self._store.expect(saved.blocks)
         self._versions.expect(saved.blocks)

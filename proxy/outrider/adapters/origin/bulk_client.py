@@ -1,7 +1,7 @@
 """Receives large bodies of the origin in threads: a thread that waits in `recv_into` or `pwrite` holds no GIL.
 
 Each request is sent, and its reply's head read, on a blocking socket. The body is then received into one buffer and
-handed on from there (`ports.ByteSink`), all in one thread. The event loop hears how far it is, and moves no bytes. The
+handed on from there (`ports.ByteSink`), all in one thread. The event loop learns how far it is, and moves no bytes. The
 large body of a request is sent in the same way (`pass_on`), in one of a few threads of their own.
 
 Over https each TLS record (16 KiB) releases and takes the GIL, and threads on several cores then wait for each other:

@@ -1,4 +1,4 @@
-"""A reply whose body a thread receives: the thread puts it where it belongs, and the event loop hears how far it is."""
+"""A reply whose body a thread receives: the thread puts it in its place, and the event loop learns how far it is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from outrider.core.origin.oddities import Oddity
 from outrider.ports import BodyInThread, Buffer
 
 Note = Callable[[Oddity, str], None]
-"""Told of each head that was mended: the kind, and the name of a header."""
+"""Called for each head that was mended, with the kind and the name of a header."""
 
 
 class HttpClient:

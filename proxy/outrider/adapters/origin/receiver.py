@@ -350,7 +350,7 @@ class TlsLine:
     def _close_file(self) -> None:
         file, self._file = self._file, -1
         if file >= 0:
-            # Some file systems tell of a failed write only then. Its number is free all the same.
+            # Some file systems report a failed write only then. Its number is free all the same.
             with suppress(OSError):
                 os.close(file)
 

@@ -27,7 +27,7 @@ _SPEED_PIECE_BYTES = 4 * 2**20
 _SPEED_DEADLINE_S = 5.0
 # 1 Gbit/s, the slowest network over which buckets are read today. A slower disk is of no use as a cache.
 _SLOW_BYTES_S = 125e6
-# Enough to tell how full a cache is. More files take long to count.
+# Enough to show how full a cache is. More files take long to count.
 _FILES_COUNTED_MAX = 200_000
 _ROOM_LITTLE_BYTES = 2**30
 _FILES_FEW = 4096

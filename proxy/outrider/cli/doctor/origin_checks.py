@@ -165,7 +165,7 @@ async def check_credentials(source: AwsCredentials) -> tuple[Diagnosis, Credenti
 
 
 def masked(access_key: str) -> str:
-    """Enough of a key id to tell it from others. The whole id does not belong in a bug report."""
+    """Enough of a key id to distinguish it from others. The whole id does not belong in a bug report."""
     return f"{access_key[:4]}...{access_key[-4:]}" if len(access_key) >= 12 else f"{access_key[:2]}..."
 
 
@@ -252,7 +252,7 @@ def check_clock(answer: OriginAnswer) -> Diagnosis:
     """Compare this clock with the origin's Date header, whose resolution is a second. Signatures carry the time."""
     theirs = _seconds_of(answer.date)
     if theirs is None:
-        return warn("clock", "the origin tells no time", "Compare `date -u` with a clock that you trust.")
+        return warn("clock", "the origin sends no valid Date", "Compare `date -u` with a clock that you trust.")
     # The header was written between our two times, and its second began up to 1 s before: on average half a second.
     ahead_s = (answer.requested_at + answer.answered_at) / 2 - theirs - 0.5
     text = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the origin's"

@@ -91,7 +91,7 @@ class _NoListError(Exception):
 @dataclass(frozen=True, slots=True)
 class Greeted:
     """The result of a hello. `hello` None: `failed` says why, and `status`, of an HTTP answer, else 0. `skew_s`: the
-    member's clock minus this node's; None: it did not tell."""
+    member's clock minus this node's; None: it sent no time."""
 
     entry: ListedMember
     hello: Hello | None

@@ -29,7 +29,7 @@ class Who(Enum):
 @dataclass(frozen=True, slots=True)
 class There:
     """The server at `endpoint`. `freshness`: that of an Outrider, and `rules` its exceptions by glob; None: it does not
-    tell strangers."""
+    show them to strangers."""
 
     endpoint: str
     who: Who
@@ -37,7 +37,7 @@ class There:
     rules: tuple[tuple[str, Freshness], ...] = ()
 
     def freshness_under(self, bucket: str, prefix: str) -> Freshness | None:
-        """The shortest freshness of all objects whose keys begin with `prefix`; None: it does not tell strangers."""
+        """The shortest freshness of all objects whose keys begin with `prefix`; None: strangers do not learn it."""
         return None if self.freshness is None else shortest_under(f"{bucket}/{prefix}", self.rules, self.freshness)
 
 

@@ -4,7 +4,7 @@ last (Belady's rule, by prediction).
 The `Planner` gets each event and decides. It does no I/O, and has no clock and no tasks; `engine.ahead` carries
 out its decisions. The mechanism, from the ground up:
 
-1. Reads. Each request is an event: client, object, bytes. `readers` tells whether it begins a pass over the object or
+1. Reads. Each request is an event: client, object, bytes. `readers` shows whether it begins a pass over the object or
    goes on with one, and which bytes of the same object to read ahead. It counts the active readers.
 2. Datasets. The `dataset` package groups objects by the templates of their keys, and numbers them: an object's `index`.
    `discovery` decides when it is worth learning all names: by a LIST, or by probing numbered names
@@ -23,7 +23,7 @@ out its decisions. The mechanism, from the ground up:
    those whose next read is farthest away (`dataset.next_use`). For a block that no client waits for, only
    blocks that are needed later may go.
 
-In a cluster, the planner hears of reads at the other members (`Planner.opened_on_peer`), and takes them for reads of
+In a cluster, the planner learns of reads at the other members (`Planner.opened_on_peer`), and takes them for reads of
 further clients, which may share an epoch with those here. It fetches the blocks that its node owns. A node that knows
 the order of its own reader fetches all blocks of the next objects, where there is room for those of other members
 (`Planner.join`). Where others must go for them, the blocks of an object are fetched one by one, just before its reader

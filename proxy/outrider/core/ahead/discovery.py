@@ -12,7 +12,7 @@ from outrider.core.model import ObjectRef
 # The origin is asked about a dataset once so many of its keys are known.
 _KEYS_MIN = 3
 # A LIST takes some 300 bytes per name: more than a hundredth of the data where objects are smaller than this, and a
-# good part of it where they are very small. If such names are numbered, a few HEADs tell which objects there are.
+# good part of it where they are very small. If such names are numbered, a few HEADs show which objects there are.
 _SMALL_BYTES = 30_000
 # The names from which the numbering is inferred.
 _LOOKED_AT = 64
@@ -110,7 +110,7 @@ class Discovery:
             dataset.give_up_numbering()
 
     def _doubt_numbering(self, dataset: Dataset, now: float) -> None:
-        """The names do not count up one by one: a LIST would tell which objects there are."""
+        """The names do not count up one by one: a LIST would show which objects there are."""
         state = dataset.discovery
         if not (state.is_doubted or state.too_many_names) and now >= state.refused_until:
             state.is_doubted = state.requested = True
@@ -227,7 +227,7 @@ class Discovery:
         return not dataset.discovery.too_many_names
 
     def not_counted(self, numbering: NumberedNames, now: float) -> None:
-        """These names do not count one by one, or the origin refuses to tell."""
+        """These names do not count one by one, or the origin refuses the HEADs."""
         dataset = self._counting(numbering)
         if dataset is not None:
             dataset.discovery.numbering = None

@@ -1,4 +1,4 @@
-"""Numbered names (`train-000000.tar` and so on): a few HEADs tell which of them exist, without a LIST."""
+"""Numbered names (`train-000000.tar` and so on): a few HEADs show which of them exist, without a LIST."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class NumberedNames:
 
 
 class NumberedRange(NamedTuple):
-    """An object exists for each of these numbers, as far as the samples tell."""
+    """An object exists for each of these numbers, as far as the samples show."""
 
     numbering: NumberedNames
     numbers: range

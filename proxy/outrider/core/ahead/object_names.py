@@ -142,7 +142,7 @@ class DiscoveryState:
     """How far it is known which objects a dataset has, and when the origin may be asked again.
 
     `Discovery` decides by it, and changes it. "Numbered" means that the names differ in one number that counts up (see
-    `numbered_names_search`), so that a few HEADs tell which objects there are.
+    `numbered_names_search`), so that a few HEADs show which objects there are.
     """
 
     # A LIST, or HEADs of numbered names in its place, was requested.

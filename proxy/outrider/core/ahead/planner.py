@@ -45,7 +45,7 @@ class Planner:
         forgotten. `disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` is called when a
         client begins to read an object (see `miss_ratio`). `believed_s`: for how long a name is believed without asking
         the origin again. `fetches`: whether an object may be prefetched, and the origin may be asked which others its
-        dataset has; reads of an object that may not be still tell which blocks to evict. Objects that `pins` hold are
+        dataset has; reads of an object that may not be still show which blocks to evict. Objects that `pins` hold are
         never victims; None: nothing is pinned. `templates`: the names of datasets, where others use them too; None:
         only the planner does.
         """

@@ -220,12 +220,12 @@ class PrefetchWindow:
 
         A reader takes as long for an object as passes until all readers beside it have opened one. One that has opened
         nothing for a while is nearer to its next object by that time, up to its longest pause: after that, the job may
-        have ended. Readers that have drifted apart open objects sooner than their places tell.
+        have ended. Readers that have drifted apart open objects sooner than their places show.
         A hundredth of an epoch is always fetched, as it costs no more traffic, and so is the head of the next object.
         It is added to the time of a fill only where blocks come one by one: of 64 objects it is most of an object, and
         its room costs hits.
         While nobody has begun to read an announced order, no fill is too early, except where other clients may be about
-        to tell or to read the objects that would go.
+        to announce or to read the objects that would go.
         """
         epoch, outstanding = candidate.epoch, self._outstanding
         if not self._is_proven(epoch):

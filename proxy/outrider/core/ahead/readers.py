@@ -4,7 +4,7 @@ members of a cluster.
 
 A reader is a client and an object, never a connection: `aws s3 cp` reads one object over ten connections and out of
 order, `s5cmd` over one process per shard. A reader is recognised by the bytes that it asks for, and by how the gaps
-between them close. Another member tells of an object as a client begins it, and not how far the client is. So the last
+between them close. Another member reports an object as a client begins it, and not how far the client is. So the last
 objects that it reported, one for each of its clients, are taken to be read still.
 """
 
@@ -97,7 +97,7 @@ class RequestMeaning(NamedTuple):
     ahead: Extent | None
 
 
-# One request does not tell whether others will follow.
+# One request does not show whether others will follow.
 _BEGUN = RequestMeaning(opened=True, ahead=None)
 
 

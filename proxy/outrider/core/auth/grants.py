@@ -16,7 +16,7 @@ _SLASHES = re.compile("/+")
 _DOTS = frozenset((".", ".."))
 
 # Stores answer for themselves under these paths, with other words than S3's: the admin APIs of MinIO and of Ceph
-# (`rgw_admin_entry`) tell and change users and their keys. Swift's API at Ceph (`rgw_swift_url_prefix`).
+# (`rgw_admin_entry`) show and change users and their keys. Swift's API at Ceph (`rgw_swift_url_prefix`).
 _NOT_BUCKETS = frozenset(("minio", "admin", "auth", "swift"))
 
 

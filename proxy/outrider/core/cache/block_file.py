@@ -141,7 +141,7 @@ def payload_offset_in(head: bytes, block: BlockKey) -> int | None:
 
 
 def digest_text(payload_checksum: bytes) -> str:
-    """The payload's checksum as members of a cluster tell it each other."""
+    """The payload's checksum as members of a cluster send it to each other."""
     return f"xxh3:{payload_checksum.hex()}"
 
 

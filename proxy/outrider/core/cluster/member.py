@@ -16,7 +16,7 @@ WIRE_VERSIONS = (1, 2)
 @dataclass(frozen=True, slots=True)
 class ListedMember:
     """An entry of a list of members. `address`: `HOST:PORT` of its peer port. The other fields are empty, or 0, where
-    the source of members does not tell them; a hello does then."""
+    the source of members does not state them; a hello does then."""
 
     address: str
     name: str = ""

@@ -75,7 +75,7 @@ class Membership:
     - A member that stops answering is no longer alive at once; it leaves the ring after `AWAY_S`. So does one that is
       no longer listed.
     - A member that leaves stays in the ring and alive, but takes no new blocks.
-    - This node is always a member. It is to tell others `view.me`, which has the zone and the weight that the list gave
+    - This node is always a member. It is to send others `view.me`, which has the zone and the weight that the list gave
       it.
 
     Nothing compares the clocks of two nodes. `boot` numbers are compared only under the same name.
@@ -163,7 +163,7 @@ class Membership:
     def news_from(self, hello: Hello) -> str | None:
         """The address at which a member that greeted this node is to be greeted at once, since it has not answered as
         it is now; None: it need not be. A greeting is no answer: it does not show that the member can be reached. The
-        address is that of the list: whoever has the key might tell another one, and be asked for blocks there."""
+        address is that of the list: whoever has the key might state another one, and be asked for blocks there."""
         entry = self._list.entry_of(hello.member.address, hello.member.name)
         known = self._known.get(hello.member.name)
         if entry is None or (
@@ -174,8 +174,8 @@ class Membership:
         return entry.address
 
     def counts(self, name: str, boot: int) -> bool:
-        """Whether the numbers of this process are those of a member. One that is left out does not tell this node of
-        its writes, or not all of them: each of its numbers would be a gap. A process that is not known yet counts, so
+        """Whether the numbers of this process are those of a member. One that is left out does not notify this node
+        of its writes, or not of all: each of its numbers would be a gap. A process that is not known yet counts, so
         that no number of a member that has just joined is missed."""
         return name != self._me.member.name and all(
             (left.name, left.boot) != (name, boot) for left in self._left_out.values()

@@ -367,7 +367,7 @@ class PinPage:
 
 @dataclass(frozen=True, slots=True)
 class _PinnedObjects:
-    """An object: bucket, key, ETag, size. `modified`: their dates; None: members before 0.3 tell none."""
+    """An object: bucket, key, ETag, size. `modified`: their dates; None: members before 0.3 send none."""
 
     objects: Annotated[list[tuple[Full, Full, _Etag, Number]], FailFast(), Field(max_length=OBJECTS_MAX)]
     modified: Annotated[list[Text] | None, Field(max_length=OBJECTS_MAX)]

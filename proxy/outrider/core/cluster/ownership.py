@@ -36,7 +36,7 @@ class Ring:
         self._places = {member.name: place for place, member in enumerate(self.members)}
         if len(self._places) < len(self.members):
             raise ValueError("two members of a ring have the same name")
-        # A weight of 0 is that of a member that did not tell its size: it owns next to nothing.
+        # A weight of 0 is that of a member that did not state its size: it owns next to nothing.
         self._rendezvous = Rendezvous(self._placed_by, _PERSON)
         self._memo: Memo[tuple[ObjectRef, int], Sequence[Member]] = Memo(_MEMO_BLOCKS)
         self.digest = _digest(self.members)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from outrider.core.cluster.peer_messages import NOT_TOLD, Sending
+from outrider.core.cluster.peer_messages import NOT_STATED, Sending
 
 # The member answers, and is no worse for it.
 _NO_FAILURE = frozenset(("absent", "changed"))
@@ -64,7 +64,7 @@ class BodyPace:
         self._at = now
 
     def rate(self, now: float) -> float | None:
-        """Bytes per second of one body; None: too little came lately to tell."""
+        """Bytes per second of one body; None: too little came lately to know it."""
         return self._bytes / self._waited_s if self._waited_s * self._kept(now) >= _KNOWN_S else None
 
     def begin_anew(self) -> None:
@@ -84,7 +84,7 @@ class SendingPace(BodyPace):
         self.flowed(count, min(1.0, now - self._at), now)
 
     def bytes_s(self, now: float) -> int:
-        """0: too little was sent lately to tell."""
+        """0: too little was sent lately to know it."""
         return int(self.rate(now) or 0)
 
 
@@ -155,7 +155,7 @@ class PeerHealth:
 
     pace: BodyPace = field(default_factory=BodyPace)
     failures: Counter[str] = field(default_factory=Counter)
-    sending: Sending = NOT_TOLD
+    sending: Sending = NOT_STATED
     boot: int = 0
     # The last waits for the first byte of a reply, in seconds.
     _waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_MAX))

@@ -34,7 +34,7 @@ class Sending(NamedTuple):
     bodies: int
 
 
-NOT_TOLD = Sending(0, 0)
+NOT_STATED = Sending(0, 0)
 """As of members before 0.3."""
 
 
@@ -45,7 +45,7 @@ class PeerRead:
 
     `known`: the version of which the bytes of `extent` must be; None: the peer says which version it has, and its
     bytes end where the object does. An extent past that end is answered with the version alone. `only_if_cached`: the
-    peer must not ask the bucket; without the bytes on its disk it may tell the version alone. `whole_headers`: the
+    peer must not ask the bucket; without the bytes on its disk it may give the version alone. `whole_headers`: the
     checksums of the whole object are wanted.
     """
 

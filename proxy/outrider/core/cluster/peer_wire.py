@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from outrider.core.cluster.member import WIRE_VERSIONS
-from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
+from outrider.core.cluster.peer_messages import NOT_STATED, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.cluster.wire_forms import (
     NAME,
     NUMBER_MAX,
@@ -103,7 +103,7 @@ class AnswerHead:
     confirmed: Confirmed | None
     extent: Extent | None
     digest: str
-    sending: Sending = NOT_TOLD
+    sending: Sending = NOT_STATED
 
 
 # -- a read ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class ReplayGuard:
     """To be asked after the signature was verified, so that only members are senders.
 
     Each process of a sender numbers its requests to all receivers from 1; no number is used twice. An older process is
-    refused, since the window does not tell which of its requests came. After a clock that was set back, a sender is
+    refused, since the window does not show which of its requests came. After a clock that was set back, a sender is
     therefore refused for `FORGET_S`. A receiver that begins knows nothing of the requests before.
 
     Source: RFC 4303 section 3.4.3.

@@ -86,8 +86,8 @@ class View:
     silent: Sequence[ListedMember] = ()
     """Entries of the list at whose addresses no member ever answered."""
     answering: Sequence[Member] = ()
-    """The others that hear of writes: those in `alive`, and those that still read their index. These serve clients,
-    too."""
+    """The others that are notified of writes: those in `alive`, and those that still read their index. These serve
+    clients, too."""
 
     def is_member(self, name: str) -> bool:
         """Whether another process may be the member of this name: a list of now has it, or one of the last minutes

@@ -94,7 +94,7 @@ def _for_bucket(setup: Setup, data: Data | None) -> str:
     if data.whole_bytes <= setup.capacity_bytes:
         return f"Warm the data before the job reads it: `outrider warm {data.url}`."
     if not data.is_order_known:
-        return "Tell the proxy the order of the reads, so that it fetches ahead: one line of `outrider_sdk` in the job."
+        return "Announce the order of reads, so that the proxy fetches ahead: one line of `outrider_sdk` in the job."
     return f"Fetching ahead is at its limit: `outrider doctor {data.url}` shows how fast the bucket and its line are."
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 # Failures that are kept by name; further ones are only counted.
-FAILURES_TOLD_MAX = 1000
+FAILURES_REPORTED_MAX = 1000
 _RATE_S = 10.0
 _BIN_S = 0.25
 
@@ -61,7 +61,7 @@ class Progress:
     def fail(self, name: str, why: str, *, is_passing: bool = False) -> None:
         """`is_passing`: it may go well when it is tried again, such as when the origin did not answer."""
         self.failed += 1
-        if len(self.failures) < FAILURES_TOLD_MAX:
+        if len(self.failures) < FAILURES_REPORTED_MAX:
             self.failures[name] = why
             if is_passing:
                 self.passing.add(name)
@@ -87,7 +87,7 @@ class Progress:
             return None
         return max(0.0, _expected(self.wanted_bytes, self.wanted_objects, self.unsized) - self.bytes) / rate
 
-    def report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, now: float, failures_max: int = FAILURES_REPORTED_MAX) -> dict[str, Any]:
         eta_s = self.eta_s(now)
         return {
             "state": self.state.value,

@@ -14,7 +14,7 @@ SLOW_DOWN_STATUSES = frozenset((429, 503))
 
 HEAD_PATIENCE_S = 45.0
 """How long a client may wait for the head of its reply because of failures of the origin. botocore's `read_timeout` is
-60 s: a client that hears nothing until then sends its request again, beside the one that waits. It hears of the failure
+60 s: a client that gets nothing until then sends its request again, beside the one that waits. It gets the failure
 before that, with time left for a last try, and its own backoff takes over."""
 
 
@@ -67,7 +67,7 @@ class Trouble:
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float:
     """The Retry-After of a reply, in seconds; 0: there is none, or it has passed. `now`: seconds since 1970, for a date
-    in a reply that does not tell its own.
+    in a reply that does not state its own.
 
     Source: RFC 9110 section 10.2.3.
     """

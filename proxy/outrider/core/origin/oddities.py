@@ -18,20 +18,20 @@ class Oddity(Enum):
     RANGE_AS_200 = "answers a Range with status 200 and the part alone"
     RANGE_IGNORED = "answers a Range with the whole object"
     RANGE_OTHER = "answers a Range with other bytes than were asked for"
-    RANGE_UNPROVED = "answers a Range without a Content-Range that tells which bytes these are, and of how many"
+    RANGE_UNPROVED = "answers a Range without a Content-Range that states which bytes these are, and of how many"
     RANGE_MULTIPART = "answers a Range as multipart/byteranges"
     RANGE_UNASKED = "answers a plain GET with status 206"
     # -- lengths
-    LENGTH_UNKNOWN = "does not tell how long a body is, so that a short one may look whole"
-    LENGTH_OTHER = "sends bodies of another length than it tells"
-    SIZES_DIFFER = "tells different sizes of an object under one ETag"
+    LENGTH_UNKNOWN = "does not state how long a body is, so that a short one may look whole"
+    LENGTH_OTHER = "sends bodies of another length than it states"
+    SIZES_DIFFER = "states different sizes of an object under one ETag"
     # -- HEAD
-    HEAD_WITHOUT_SIZE = "does not tell sizes by HEAD"
-    HEAD_SIZE_ZERO = "tells by HEAD a size of 0 for objects that have bytes"
+    HEAD_WITHOUT_SIZE = "does not state sizes by HEAD"
+    HEAD_SIZE_ZERO = "states by HEAD a size of 0 for objects that have bytes"
     HEAD_REFUSED = "refuses HEAD of objects that it gives by GET"
-    HEAD_WITHOUT_ETAG = "does not tell ETags by HEAD"
-    HEAD_SIZE_OTHER = "tells other sizes by HEAD than by GET"
-    HEAD_ETAG_OTHER = "tells other ETags by HEAD than by GET"
+    HEAD_WITHOUT_ETAG = "does not state ETags by HEAD"
+    HEAD_SIZE_OTHER = "states other sizes by HEAD than by GET"
+    HEAD_ETAG_OTHER = "states other ETags by HEAD than by GET"
     # -- request headers that it does not take
     CHECKSUM_MODE_REFUSED = "refuses requests with x-amz-checksum-mode"
     IF_MATCH_REFUSED = "refuses GETs with If-Match"
@@ -58,7 +58,7 @@ class Oddity(Enum):
         return self.name.lower()
 
 
-HEAD_TELLS_NOTHING = (
+HEAD_INSUFFICIENT = (
     Oddity.HEAD_WITHOUT_SIZE, Oddity.HEAD_SIZE_ZERO, Oddity.HEAD_REFUSED, Oddity.HEAD_WITHOUT_ETAG,
     Oddity.HEAD_SIZE_OTHER, Oddity.HEAD_ETAG_OTHER,
 )  # fmt: skip
@@ -110,6 +110,6 @@ _REPORTED_AGAIN = frozenset((1_000, 1_000_000, 1_000_000_000))
 
 
 def sentence(kind: Oddity, uncached: int = 0) -> str:
-    """For people: `the origin does not tell sizes by HEAD: 1,204 reads uncached`."""
+    """For people: `the origin does not state sizes by HEAD: 1,204 reads uncached`."""
     text = f"the origin {kind.value}"
     return text if uncached == 0 else f"{text}: {uncached:,} read{'s' if uncached != 1 else ''} uncached"

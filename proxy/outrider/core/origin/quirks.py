@@ -120,36 +120,36 @@ class Witnesses:
         # written.
         self._dates: LRUCache[tuple[object, str], tuple[str | None, int]] = LRUCache(_NAMES_MAX)
 
-    def judge(self, bucket: str, name: object, told: ReplyFacts) -> Oddity | None:
+    def judge(self, bucket: str, name: object, facts: ReplyFacts) -> Oddity | None:
         """The oddity of the validator in a reply about the object `name`; None: none is known.
 
         HEAD_SIZE_OTHER and HEAD_ETAG_OTHER blame the reply to a HEAD, be that this one or the one before it.
         """
-        same, other = (self._by_head, self._by_get) if told.by_head else (self._by_get, self._by_head)
+        same, other = (self._by_head, self._by_get) if facts.by_head else (self._by_get, self._by_head)
         before, beside = same.get(name), other.get(name)
-        same[name] = told
-        etag = bucket, told.etag
-        last, self._sizes[etag] = self._sizes.get(etag), (name, told.size)
+        same[name] = facts
+        etag = bucket, facts.etag
+        last, self._sizes[etag] = self._sizes.get(etag), (name, facts.size)
         # Replies to the same method first: only where these agree is it the method that makes the difference.
-        odd = None if before is None else _compared(before, told)
+        odd = None if before is None else _compared(before, facts)
         if odd is None and beside is not None:
-            odd = _compared(beside, told)
-        if last is not None and last[0] != name and last[1] != told.size:
+            odd = _compared(beside, facts)
+        if last is not None and last[0] != name and last[1] != facts.size:
             odd = Oddity.ETAG_SHARED
         if odd is Oddity.ETAG_SHARED:
             self._shared[etag] = None
-        if self._dates_anew(name, told) and odd is None:
+        if self._dates_anew(name, facts) and odd is None:
             odd = Oddity.DATE_CHANGES
         return Oddity.ETAG_SHARED if etag in self._shared else odd
 
-    def _dates_anew(self, name: object, told: ReplyFacts) -> bool:
+    def _dates_anew(self, name: object, facts: ReplyFacts) -> bool:
         """Whether the store gives the time of the reply for want of another date."""
-        if told.settled:
-            self._dates.pop((name, told.etag), None)
+        if facts.settled:
+            self._dates.pop((name, facts.etag), None)
             return False
-        modified, changes = self._dates.get((name, told.etag), (told.modified, 0))
-        changes += told.modified != modified
-        self._dates[name, told.etag] = told.modified, changes
+        modified, changes = self._dates.get((name, facts.etag), (facts.modified, 0))
+        changes += facts.modified != modified
+        self._dates[name, facts.etag] = facts.modified, changes
         return changes >= _DATES_MAX
 
 

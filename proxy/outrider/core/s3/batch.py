@@ -54,7 +54,7 @@ def parse_batch(body: bytes) -> Batch:
         raise InvalidArgument(f"A batch has {READS_MAX} reads at most, and this one {len(reads)}: send several.")
     errors = fields.get("errors", "entry")
     if errors not in ("entry", "batch"):
-        raise InvalidArgument('"errors" is "entry" (an entry tells why an object failed) or "batch" (all fails).')
+        raise InvalidArgument('"errors" is "entry" (an entry says why an object failed) or "batch" (all fails).')
     return Batch(tuple([_read(number, item) for number, item in enumerate(reads)]), errors == "batch")
 
 

@@ -23,7 +23,7 @@ _PLAIN_MD5 = re.compile(r'"([0-9a-f]{32})"')
 _OF_ONE_UPLOAD = re.compile(r'"[0-9A-Fa-f]{32}"')
 # A cold small read costs the proxy 1.5 ms of CPU time, and its verification may add 5 % to that: 75 us, in which SHA-1
 # or SHA-256 (2 GB/s) take in 128 KiB. A CRC (30 GB/s) is cheap at any size. MD5 (0.84 GB/s) is used beyond that, where
-# it costs less than the HEAD that would have to tell a checksum: a second request for each image of a dataset.
+# it costs less than the HEAD that would have to state a checksum: a second request for each image of a dataset.
 MD5_BYTES_MAX = 256 * 1024
 _SHA_BYTES_MAX = 128 * 1024
 
@@ -170,7 +170,7 @@ def md5_of(etag: str, headers: Headers) -> ContentProof | None:
 
 def small_proof_of(version: ObjectVersion) -> ContentProof | None:
     """The proof that is worth its price for an object whose bytes all pass through one hash; None: the replies so far
-    tell none."""
+    state none."""
     proof = checksum_of(version.etag, version.headers)
     if proof is not None and (proof.kind.is_crc or version.size <= _SHA_BYTES_MAX):
         return proof

@@ -1,4 +1,4 @@
-"""A page of a LIST after writes: the page that S3 would send now, or that only S3 can tell.
+"""A page of a LIST after writes: the page that S3 would send now, or that only S3 knows.
 
 A page shows the names in a range: from its first name, or where its request begins, to its last name, or the end of the
 LIST. A name outside of it is another page's. Source: S3 API reference, ListObjectsV2 and ListObjects; keys are in the
@@ -43,14 +43,14 @@ class ListedFacts(NamedTuple):
 
     @classmethod
     def of(cls, headers: Headers, size: int | None) -> ListedFacts | None:
-        """None: the reply does not tell enough."""
+        """None: the reply does not state enough."""
         its = dict(headers)
         modified, etag = parse_http_date(its.get("last-modified")), its.get("etag", "")
         if modified is None or size is None or not is_strong_etag(etag) or _PLAIN.fullmatch(etag.strip('"')) is None:
             return None
         kind = its.get("x-amz-checksum-type", "")
         names = [name.removeprefix("x-amz-checksum-").upper() for name in its if name.startswith("x-amz-checksum-")]
-        # Stores that tell no type list no checksums.
+        # Stores that state no type list no checksums.
         checksums = [(name, kind) for name in names if kind and name != "TYPE"]
         if len(checksums) > 1:
             return None
@@ -97,7 +97,7 @@ def amended(
     body: bytes, query: Query, changes: Mapping[str, ListedFacts | None], is_covered: Callable[[str], bool]
 ) -> bytes | None:
     """The page that answers `query` now that these keys have these facts (None: there is no such object). None: only
-    S3 can tell. `is_covered`: whether a name that is not in the range of this page is in that of the page before or
+    S3 knows it. `is_covered`: whether a name that is not in the range of this page is in that of the page before or
     after it, or beyond that."""
     page, request = _KeptPage.parsed(body), dict(query)
     if page is None or len(request) < len(query):
@@ -112,7 +112,7 @@ def amended(
 
 
 class _OnlyS3(Exception):
-    """Nothing but S3 can tell the page."""
+    """Nothing but S3 knows the page."""
 
 
 class _KeptPage:

@@ -144,7 +144,7 @@ def _listed(entry: dict[str, str], *, is_encoded: bool) -> ListedObject:
         raise ValueError("an entry must have a key")
     if is_encoded:
         key = _decoded(key)
-    # No object has more bytes than 18 digits tell; CPython refuses to convert numbers of thousands of digits.
+    # No object has more bytes than 18 digits can state; CPython refuses to convert numbers of thousands of digits.
     is_number = size.isascii() and size.isdecimal() and len(size) <= _SIZE_DIGITS_MAX
     return ListedObject(key, int(size) if is_number else -1, entry.get("ETag", ""), entry.get("LastModified", ""))
 

@@ -57,7 +57,7 @@ class ListWalk:
             raise OriginBroke("its LIST is truncated, with neither a continuation token nor a last key to go on from")
         self._after = keys[-1]
         # `marker` is of version 1, `start-after` of version 2; each version ignores the other's. A store that does not
-        # know version 2 answers with a page of version 1, which need not tell a marker: the last key is it (S3 API
+        # know version 2 answers with a page of version 1, which need not give a marker: the last key is it (S3 API
         # reference, ListObjects: NextMarker).
         return (("marker", names[-1]), ("start-after", names[-1]))
 

@@ -11,7 +11,7 @@
 4. The task fills the missing blocks by `BackgroundFill`: one GET per block, behind all demand, within the token bucket
    of prefetch. If the version of the object is not known, the first GET states it. Warm-ups and pins use the same
    `BackgroundFill`.
-5. At the end of the task the planner hears that no more blocks will come, and whether a retry is worthwhile. After a
+5. At the end of the task the planner learns that no more blocks will come, and whether a retry is worthwhile. After a
    failure, prefetch pauses.
 6. `DiscoveryRunner` asks the origin which objects a dataset has, when the planner wants to know: by a LIST, or by HEADs
    of numbered names.

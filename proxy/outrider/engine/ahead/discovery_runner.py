@@ -50,7 +50,7 @@ class DiscoveryRunner:
             self._spawn(self._count(bucket, numbering), f"count s3://{bucket}/{numbering.head}")
 
     async def _list(self, bucket: str, prefix: str) -> None:
-        """Tells the planner of one page at a time: a LIST of a million keys takes minutes, and all its names at once
+        """Gives the planner one page at a time: a LIST of a million keys takes minutes, and all its names at once
         held the loop for 4 s."""
         count = 0
         try:

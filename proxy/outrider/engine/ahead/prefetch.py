@@ -84,8 +84,8 @@ class Mode(Enum):
 @dataclass(frozen=True, slots=True)
 class PrefetchPolicy:
     """How much is prefetched. `mode_of` is the mode for an object; `is_off`: it is off for all. At most `blocks`
-    prefetched blocks are on their way at any time. `evicts`: the planner is the cache's eviction policy, so it hears of
-    all reads in any mode. `cpu` gives the seconds for which this thread has computed."""
+    prefetched blocks are on their way at any time. `evicts`: the planner is the cache's eviction policy, so it learns
+    of all reads in any mode. `cpu` gives the seconds for which this thread has computed."""
 
     mode_of: Callable[[ObjectRef], Mode]
     blocks: int
@@ -269,7 +269,7 @@ class Prefetch:
             self._report_sent(hit.client, hit.version.ref, hit.at)
 
     def _report_read(self, mode: Mode, read: ClientRead) -> None:
-        """Tells of a read. Fills the blocks that its reader is expected to ask for next, unless the mode is `off`."""
+        """Reports a read. Fills the blocks that its reader is expected to ask for next, unless the mode is `off`."""
         version = read.version
         if self._evicts or mode is Mode.EPOCH:
             ahead = self._planner.requested(read.client, version.ref, version.size, read.extent, read.at)

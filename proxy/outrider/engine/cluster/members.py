@@ -29,7 +29,7 @@ _JITTER = 0.2
 _TICK_S = 1.0
 # A member that does not answer for so long is away.
 _HELLO_PATIENCE_S = 2.0
-# A stop waits no longer for the members to hear of it.
+# A stop waits no longer for the members to learn of it.
 _GOODBYE_S = 0.25
 _LEVELS = dict.fromkeys(("away", "left out", "list doubted"), logging.WARNING) | {"name used twice": logging.ERROR}
 
@@ -180,7 +180,7 @@ class LiveMembers:
 
     def disk_answers(self, answers: bool) -> None:
         """Whether blocks can be read from the disk: while they cannot, a successor acts for this one. The
-        members hear of it at once."""
+        members learn of it at once."""
         if self._disk_answers != answers:
             log.log(logging.INFO if answers else logging.WARNING, "cache disk answers", extra={"answers": answers})
             self._disk_answers = answers
@@ -223,7 +223,7 @@ class LiveMembers:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Tell the members that this one is about to stop. Returns soon, whether they answered or not."""
+        """Notify the members that this one is about to stop. Returns soon, whether they answered or not."""
         self._leaves = True
         self._membership.i_leave(self._runtime.clock())
         self._changed()

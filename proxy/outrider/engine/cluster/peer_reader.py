@@ -165,7 +165,7 @@ class PeerReads:
                     self.requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_cached,
                     begun=begun,
                 )  # fmt: skip
-                yield _Told(reply.confirmed, reply.extent, block)
+                yield _ConfirmedRead(reply.confirmed, reply.extent, block)
                 return
         # No member has a block of an object that the bucket does not have.
         if extent is not None and not only_if_cached and failure.why != "absent":
@@ -178,7 +178,7 @@ class PeerReads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ConfirmedRead:
     confirmed: Confirmed
     extent: Extent | None
     block: RequestedBlock

@@ -30,7 +30,7 @@ from outrider.core.cluster.messages import (
     SharesRequest,
 )
 from outrider.core.cluster.peer_health import SendingPace
-from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
+from outrider.core.cluster.peer_messages import NOT_STATED, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.members import LiveMembers
@@ -74,7 +74,7 @@ class PeerReadAnswer:
     extent: Extent | None = None
     digest: str = ""
     body: Body | None = None
-    sending: Sending = NOT_TOLD
+    sending: Sending = NOT_STATED
 
 
 class PeerService:

@@ -1,6 +1,6 @@
-"""Tells the other members which objects clients of this node read, so that their planners know it.
+"""Reports to the other members which objects clients of this node read, so that their planners know it.
 
-A member hears of each read, and not only of blocks that it owns: a hit at the edge asks no owner. The reads of a while
+A member learns of each read, and not only of blocks that it owns: a hit at the edge asks no owner. The reads of a while
 go in one message. They are hints: one that is lost makes a prediction worse, and breaks nothing.
 """
 
@@ -30,7 +30,7 @@ class ReadsSender:
         self._runtime = runtime
         self._readers = readers
         # Reader, object, size and time. A planner takes 30 to 100 us for a read: more than these a second, of many
-        # nodes, would take most of a core. The newest ones tell most.
+        # nodes, would take most of a core. The newest ones help most.
         self._unsent: deque[tuple[str, ObjectRef, int, float]] = deque(maxlen=READS_MAX)
         self._is_sending = False
         # The last message, by the members that lack it.
@@ -43,7 +43,7 @@ class ReadsSender:
         self._unsent.append((reader, ref, size, self._runtime.clock()))
         if not self._is_sending:
             self._is_sending = True
-            self._runtime.spawn(self._send_later(), "tell members of reads")
+            self._runtime.spawn(self._send_later(), "report reads to members")
 
     async def _send_later(self) -> None:
         try:

@@ -20,7 +20,7 @@
    a second GET afterwards, or as soon as a reader wants it.
 6. A full buffer is written to the block's file by a thread. From then on, readers of these bytes get them from the
    file, by `sendfile`. The flight knows how far they `reach`. After its first piece, a tail of
-   many bytes is received and written by a thread (`IncomingBody.receive`), and the event loop hears how far it is.
+   many bytes is received and written by a thread (`IncomingBody.receive`), and the event loop learns how far it is.
 7. When all bytes are on disk, the writer commits the file, and the store has the block. Then the flight lands: it
    leaves the table, so that a reader finds the block in the store or in the table, never in neither.
 8. A fill that fails gives the readers of its flights its error, and removes its files. A reader of a flight that failed

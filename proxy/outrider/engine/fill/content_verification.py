@@ -74,7 +74,7 @@ class VerifiedBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The parts of the engine that hear of findings.
+    """The parts of the engine that are notified of findings.
 
     `forget`: makes a version unknown, and returns the number of changes of the version cache. `known`: the version of
     which the version cache has. `proved`: blocks of this version id are proved, one or all that are here (None).
@@ -328,7 +328,7 @@ class ContentVerification:
             "content does not match the bucket",
             extra={"object": str(version.ref), "etag": version.etag, "blocks": _shown(wrong.blocks),
                    "by": "an earlier fill" if proof is None else proof.kind.value,
-                   "told": "" if proof is None else proof.digest.hex(), "computed": wrong.digest.hex(),
+                   "stated": "" if proof is None else proof.digest.hex(), "computed": wrong.digest.hex(),
                    "times": times, "then": "fetched again" if times == 1 else "relayed uncached"},
         )  # fmt: skip
         if times > 1:

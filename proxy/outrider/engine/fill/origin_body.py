@@ -27,7 +27,7 @@ class OriginBody:
         VersionChanged: the origin no longer has the version.
         OriginRefused: the origin answered with an error of its own.
         OriginBroke: the last try failed.
-        Unproved: the replies do not tell which bytes they bring.
+        Unproved: the replies do not prove which bytes they bring.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class OriginReader:
         self.retries = Retries(patience, metrics)
         self.quirks = Quirks(patience.clock)
         self.oddities = oddities or OriginOddities(origin.endpoint, metrics)
-        """Told of each reply that differs from AWS S3's."""
+        """Notified of each reply that differs from AWS S3's."""
 
     @property
     def endpoint(self) -> str:

@@ -62,7 +62,7 @@ class PeerBlock(Protocol):
     @property
     def digest(self) -> str:
         """The digest that the whole block must have (`BlockWriter.expect`), once its first byte came; empty: the peers
-        did not tell."""
+        did not send it."""
         ...
 
     def body(self, extent: Extent, slot: FillSlot | None) -> PeerBody:

@@ -51,8 +51,8 @@ class Redated(VersionChanged):
 
 class ProvedBody(NamedTuple):
     """The body of a 200 or 206. `start`: which byte of the object is its first. `length`: how many bytes it has; None:
-    it ends where the origin ends it. `size`: that of the whole object; None: the reply does not tell, and the body may
-    also be the part that was requested. `odd`: what is odd, though proved."""
+    it ends where the origin ends it. `size`: that of the whole object; None: the reply does not state it, and the body
+    may also be the part that was requested. `odd`: what is odd, though proved."""
 
     start: int
     length: int | None
@@ -64,7 +64,7 @@ def proved_body(reply: OriginReply, requested: Extent | None, size: int | None =
     """`requested`: the Range of the request; None: it had none. `size`: of the object, where it is known.
 
     Raises:
-        Unproved: the reply contradicts itself, or the known size, or does not tell which bytes it has.
+        Unproved: the reply contradicts itself, or the known size, or does not prove which bytes it has.
     """
     headers = dict(reply.headers)
     if requested is not None and headers.get("content-type", "").lower().startswith("multipart/byteranges"):

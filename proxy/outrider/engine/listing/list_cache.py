@@ -2,8 +2,8 @@
 
 It is off unless a rule of the settings names the prefix. A write of an object through the proxy changes the cached
 LISTs that could show it: before one is served again, a HEAD states what it shows of the object now (see
-`core.s3.list_amendment`). Where that does not tell the page, the page is dropped. A write of a bucket drops all of its
-LISTs. A write that bypasses the proxy shows when the LIST's time is up.
+`core.s3.list_amendment`). Where that does not settle the page, the page is dropped. A write of a bucket drops all of
+its LISTs. A write that bypasses the proxy shows when the LIST's time is up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CLOCK_ERROR = 0.001
 # Writes that a page on its way is compared with. A page that more writes came past is not cached.
 _WRITES_MAX = 1000
 
-# Parameters that tell the pages of one LIST apart.
+# Parameters that distinguish the pages of one LIST.
 _WAY_ON = {"continuation-token", "marker"}
 
 

@@ -159,7 +159,7 @@ class Lists:
         return self._cache.amend(key, mark, {name: facts.result() for name, facts in lookups.items()})
 
     async def _facts(self, ref: ObjectRef) -> ListedFacts | None:
-        """None: there is no such object. Raises Signal: the origin does not tell."""
+        """None: there is no such object. Raises Signal: the origin does not state them."""
         request = OriginRequest("HEAD", *ref, headers=CHECKSUMS)
         with closing(await self._origin_reader.reply(request, waiters=A_CLIENT)) as reply:
             if reply.status == 404:

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.core.cache.pins import SavedPin, Share
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, State
+from outrider.core.maintenance.progress import FAILURES_REPORTED_MAX, State
 from outrider.core.model import ObjectRef, ObjectVersion, quoted_etag
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.refused import OriginRefused
@@ -129,7 +129,7 @@ class Pinning:
         self._release(pin)
         await self._written()
 
-    def report(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, pin: Warmup, failures_max: int = FAILURES_REPORTED_MAX) -> dict[str, Any]:
         now = self._warmup_runner.clock()
         return {**self._warmup_runner.counted(pin).report(now, failures_max), "reserved_bytes": pin.need_bytes}
 

@@ -48,13 +48,13 @@ class PinsTogether:
     # -- for clients of this member -----------------------------------------------------------------------------------
 
     async def pin(self, pin: Warmup) -> None:
-        """As `Pinning.pin`, for the part of this member; the others hear of the pin. Raises S3Error."""
+        """As `Pinning.pin`, for the part of this member; the others learn of the pin. Raises S3Error."""
         pin.at = max(pin.at, self._known_at(pin.owner, pin.name) + _LATER_S)
         try:
             await self._pinning.pin(pin)
         except NoRoom as error:
             raise NoRoom(f"The member {self._others.view.me.name}: {error.text}") from error
-        # One that does not hear this asks for all pins by and by.
+        # One that does not get this asks for all pins by and by.
         await self._others.ask(Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at))
 
     async def unpin(self, owner: str, name: str, now: float) -> None:
@@ -183,7 +183,7 @@ class PinsTogether:
             try:
                 page = of_fields(PinPage, (answers[0] and answers[0].report) or {} if answers else {})
             except WireError as error:
-                raise ServiceUnavailable(f"The member {member} does not tell what is pinned.") from error
+                raise ServiceUnavailable(f"The member {member} does not report what is pinned.") from error
             if page.at != pin.at:
                 raise ServiceUnavailable("The pin was replaced meanwhile.")
             if not pin.items:

@@ -11,7 +11,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.errors import InvalidRequest
 from outrider.core.maintenance.copies import in_words, too_many
 from outrider.core.maintenance.object_list import ObjectList
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.progress import FAILURES_REPORTED_MAX, Progress, State
 from outrider.core.maintenance.progress_sum import warmup_sum
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, VersionIdentity
 from outrider.core.origin.token_bucket import TokenBucket
@@ -219,12 +219,12 @@ class Warmup:
                 item.on_disk, item.whole = on_disk, on_disk == item.wanted_bytes
         self._count_after = clock() + (clock() - began) / _RECOUNT_SHARE
 
-    def report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, now: float, failures_max: int = FAILURES_REPORTED_MAX) -> dict[str, Any]:
         """The progress; of a warm-up that is divided among members, that of all of them."""
         part = self.own_report(now, failures_max)
         return warmup_sum([part, *self.other_parts], under_way=self.is_led) if self.is_led or self.other_parts else part
 
-    def own_report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def own_report(self, now: float, failures_max: int = FAILURES_REPORTED_MAX) -> dict[str, Any]:
         """The progress of this node's part."""
         note = too_many(self.copies, 1 if self.part is None else len(self.part.view.ring.members))
         return {"name": self.name, "client": self.client, "copies": in_words(self.copies),

@@ -158,7 +158,7 @@ class WarmupRunner:
             warmup.progress.fail(str(prefix), "there is no object whose key begins so")
 
     async def size_by_list(self, warmup: Warmup) -> None:
-        """Look up sizes and ETags by a few LISTs where these tell many. Those that they do not tell stay unknown."""
+        """Look up sizes and ETags by a few LISTs where these show many. Those that they do not show stay unknown."""
         unsized: defaultdict[str, dict[str, Item]] = defaultdict(dict)
         for item in warmup.items.values():
             if item.size < 0:

@@ -135,7 +135,7 @@ class CertificateKeeper:
         patch = bundle_patch(configuration, bundle)
         if patch:
             await self._kube.patch(_CONFIGURATION, self._name, patch)
-            log.info("authority of the webhook is told to the API server", extra={"authorities": len(authorities)})
+            log.info("authority of the webhook is given to the API server", extra={"authorities": len(authorities)})
         self._trust.seen(authorities, now)
 
 

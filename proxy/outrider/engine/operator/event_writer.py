@@ -40,7 +40,7 @@ class EventWriter:
                 await self._kube.emit(event)
         except KubeError as error:
             if not (is_once and error.code == _TAKEN):
-                log.warning("an event was not told", extra={"reason": reason, "why": str(error)})
+                log.warning("an event was not written", extra={"reason": reason, "why": str(error)})
 
 
 def event_of(

@@ -170,7 +170,7 @@ class Gates:
                 async with self._following:
                     await self._caches.warm(warmup_name(data), data, at=cache)
             except CacheError as error:
-                log.info("a cache was not told of a pod", extra={"node": node, "why": str(error)})
+                log.info("a cache was not notified of a pod", extra={"node": node, "why": str(error)})
 
     async def _judge(self, data: Data) -> None:
         """Pods that wait for the same data, be they of one job or of several."""

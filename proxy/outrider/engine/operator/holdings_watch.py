@@ -69,7 +69,7 @@ class Holdings:
                 try:
                     return NodeDatasets(pod.node, pod.zone, await self._caches.datasets(pod))
                 except CacheError as error:
-                    log.debug("a cache did not tell what it holds", extra={"node": pod.node, "why": str(error)})
+                    log.debug("a cache did not report what it holds", extra={"node": pod.node, "why": str(error)})
                     return NodeDatasets(pod.node, pod.zone, ())
 
         answers = await asyncio.gather(*map(ask, self._pods.values()))

@@ -29,7 +29,7 @@ class ChecksumsBesideReads:
         self._resting: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _REST_S, runtime.clock)
 
     def rests(self, ref: ObjectRef) -> bool:
-        """Whether the origin does not tell checksums of this folder now."""
+        """Whether the origin does not state checksums of this folder now."""
         return ref.folder in self._resting
 
     def failed(self, ref: ObjectRef) -> None:

@@ -249,7 +249,7 @@ def _range_of(headers: Mapping[str, str]) -> RangeSpec | None:
 
 
 def _first_byte(headers: Mapping[str, str], span: RangeSpec | None, block_bytes: int) -> int | None:
-    """Where a read of an unknown object begins; None: only its size can tell, or whether it is worth a block, or a
+    """Where a read of an unknown object begins; None: only its size can show it, or whether it is worth a block, or a
     condition may end it first."""
     if not CONDITIONALS.isdisjoint(headers):
         return None

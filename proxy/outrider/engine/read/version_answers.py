@@ -1,8 +1,8 @@
 """Versions out of replies: the ETag and the size of an object, as far as the replies prove them.
 
-HEAD is asked first where no byte is wanted. Where HEAD does not tell, a GET of one byte does. A version needs a strong
-ETag and a size that no other reply contradicts; otherwise the object stays uncached, and is not looked up again for a
-while.
+HEAD is asked first where no byte is wanted. Where HEAD does not suffice, a GET of one byte does. A version needs a
+strong ETag and a size that no other reply contradicts; otherwise the object stays uncached, and is not looked up again
+for a while.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cachetools import LRUCache, TTLCache
 from outrider.core.cache.freshness import is_settled
 from outrider.core.errors import OriginBroke, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity, is_strong_etag
-from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
+from outrider.core.origin.oddities import HEAD_INSUFFICIENT, Oddity, Uncached, sentence
 from outrider.core.origin.quirks import ReplyFacts, UncachedNames, Witnesses, is_of_nothing
 from outrider.core.s3.headers import forbids_storing, replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
@@ -31,7 +31,7 @@ from outrider.ports import Clock, OriginReply, OriginRequest
 
 CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
 _FIRST_BYTE = Extent(0, 1)
-# Digits in an ending tell one object from the next, and not its kind: `train.tfrecord-00000-of-01024`, `data.17`.
+# Digits in an ending show which object it is, and not its kind: `train.tfrecord-00000-of-01024`, `data.17`.
 _NUMBER = re.compile(r"\d{3,}|^\d+$")
 # A body that was cut because the version changed is most likely read again at once. If it is cut once more, and by
 # another version, the object changes faster than it can be read block by block.
@@ -121,11 +121,11 @@ class VersionAnswers:
     async def head(
         self, ref: ObjectRef, waiters: Waiters = NOBODY, *, empty: bool = False, alone: bool = False
     ) -> VersionAnswer:  # fmt: skip
-        """The version by a HEAD, or by a GET of one byte where HEAD does not tell. `waiters`: see
+        """The version by a HEAD, or by a GET of one byte where HEAD does not suffice. `waiters`: see
         `OriginReader.reply`. `empty`: a GET found no byte in the object. `alone`: by HEAD or not at all."""
         odd: Oddity | None = None
         found: VersionAnswer | None = None
-        if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
+        if not self._origin_reader.quirks.has(ref.bucket, *HEAD_INSUFFICIENT):
             request = OriginRequest("HEAD", ref.bucket, ref.key)
             with closing(await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
                 odd = await self._odd_head(ref, reply)
@@ -137,7 +137,7 @@ class VersionAnswers:
                         odd = Oddity.HEAD_SIZE_ZERO
                     elif (odd := self._judged(found, by_head=True)) is None:
                         return found
-        if alone or odd not in (None, *HEAD_TELLS_NOTHING):
+        if alone or odd not in (None, *HEAD_INSUFFICIENT):
             why = odd or Oddity.HEAD_WITHOUT_SIZE
             raise NotCacheable(ref, why) if alone else self.refuse(ref, why)
         return await self._by_first_byte(ref, odd, found, waiters)
@@ -233,7 +233,7 @@ class VersionAnswers:
             body = await self._body_by_head(ref, reply, body, requested)
         answer = _answer(ref, reply, body, whole=requested is None)
         odd = self._judged(answer, by_head=False)
-        if odd in HEAD_TELLS_NOTHING:
+        if odd in HEAD_INSUFFICIENT:
             self._origin_reader.learned(odd, ref)
         elif odd is not None:
             raise self.refuse(ref, odd)
@@ -243,7 +243,7 @@ class VersionAnswers:
     async def _body_by_head(
         self, ref: ObjectRef, reply: OriginReply, body: ProvedBody, requested: Extent | None
     ) -> ProvedBody:
-        """The body of a reply that does not tell the object's size, once HEAD stated it."""
+        """The body of a reply that does not state the object's size, once HEAD stated it."""
         assert body.odd is not None
         try:
             found = (await self.head(ref, NOBODY, alone=True)).version

@@ -163,7 +163,7 @@ class VersionCache:
         return min(self._clock() - entry.mark.at, AGE_UNKNOWN_S)
 
     def confirmed(self, ref: ObjectRef) -> Confirmed | None:
-        """The version to tell another member without asking; None: ask first."""
+        """The version to give another member without asking; None: ask first."""
         fresh, entry = self.look(ref), self._entries.get(ref)
         if fresh is None or entry is None:
             return None
@@ -277,7 +277,7 @@ class VersionCache:
         object with another version is looked up when it is read.
 
         Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. Three cases need a HEAD all
-        the same, as a LIST does not tell headers. After a write through us the object itself is asked, also when the
+        the same, as a LIST does not show headers. After a write through us the object itself is asked, also when the
         write was before a start: the headers of the fill may be older than the write, as with tags. Now and then each
         object is asked itself, since others may write headers without a change of the date. And as long as a second
         PUT could have the same date, a LIST confirms nothing.

@@ -172,7 +172,7 @@ class VersionLookup:
 
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Ask for the checksums of an object whose version is fresh. The version cache has them afterwards, unless the
-        origin does not tell them in time: a checksum is no reason to hold back, or refuse, bytes that are here."""
+        origin does not state them in time: a checksum is no reason to hold back, or refuse, bytes that are here."""
         if not self._checksums.rests(ref):
             beside = self._checksums.begin(ref, self.ask(ref, None, whole_headers=True, patient=False))
             await self._checksums.answer(ref, beside)

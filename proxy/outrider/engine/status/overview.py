@@ -241,9 +241,9 @@ class Overview:
             if self._contents is None or not self._contents.on:
                 why = "verify_origin is off"
             elif ref is not None and self._contents.questions.is_silent(ref):
-                why = "the bucket tells no checksum of whole objects"
+                why = "the bucket states no checksum of whole objects"
             else:
-                why = "not all blocks have come since the start, or the bucket tells nothing that can be compared"
+                why = "not all blocks have come since the start, or the bucket states nothing that can be compared"
         return {"verified_bytes": proved, "verified": proved / cached if cached else 0.0, "unverified_because": why}
 
     # -- readers --------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Every task of the engine has an owner. A task that belongs to one piece of work runs in a `TaskGroup` and ends with the
 block that opened the group. A task that belongs to no request is spawned by `Background`, which logs its failure and
-cancels it at the stop of the proxy. A part of the engine gets the means to start tasks, to tell the time and to wait as
-one `Runtime`, which tests replace.
+cancels it at the stop of the proxy. A part of the engine gets the means to start tasks, to read the clock and to wait
+as one `Runtime`, which tests replace.
 """
 
 from outrider.engine.tasks.background import Background, background

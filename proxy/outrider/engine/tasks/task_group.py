@@ -1,4 +1,4 @@
-"""A task group that raises the first failure itself, hears every cancel, and leaves no reference cycles."""
+"""A task group that raises the first failure itself, notices every cancel, and leaves no reference cycles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TaskGroup:
     It differs in three ways:
 
     - It raises the first failure itself, and no exception group.
-    - It hears a cancel from outside also when a task fails meanwhile. asyncio's group forgets the cancel then (Python
+    - It notices a cancel from outside also when a task fails meanwhile. asyncio's group forgets the cancel then (Python
       3.11), and the task that was to stop goes on.
     - It leaves nothing to the garbage collector, which no longer visits old objects (see
       `system.keep_collections_short`). asyncio's group leaves reference cycles: an exception holds the frames that it

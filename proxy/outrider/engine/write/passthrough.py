@@ -203,7 +203,7 @@ class Passthrough:
                 raise upload.error from error
             raise unanswered(error) from error
         finally:
-            # Both forms of the body know the upload, to tell it their error: a cycle.
+            # Both forms of the body know the upload, to give it their error: a cycle.
             upload.body = upload.in_thread = None
 
     async def _announce(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
@@ -211,8 +211,8 @@ class Passthrough:
             await self._others.forget(touched, in_doubt=in_doubt)
 
     async def _carried_out(self, touched: Sequence[Name]) -> None:
-        """The other members hear before the client does: CompleteMultipartUpload and COPY carry the write out after the
-        head of the reply."""
+        """The other members learn of it before the client: CompleteMultipartUpload and COPY carry the write out after
+        the head of the reply."""
         self._forget(touched)
         await self._announce(touched)
 

@@ -210,7 +210,7 @@ class BatchObjects:
         async with aclosing(answer.body):
             if answer.status in (200, 206):
                 # A tar states the length of an entry before its bytes, and not which bytes of the object they are.
-                lacks = "tell how long the object is" if answer.status == status else "answer a range with its bytes"
+                lacks = "state how long the object is" if answer.status == status else "answer a range with its bytes"
                 text = f"The bucket does not {lacks}: read the object by a GET of its own."
                 return _refused(read, Refusal(501, "NotImplemented", text), read_of=read_of)
             document = bytearray()

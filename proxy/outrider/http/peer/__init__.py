@@ -1,4 +1,4 @@
-"""The peer port: other members ask here for blocks and versions, and tell which names a write makes doubtful.
+"""The peer port: other members ask here for blocks and versions, and report which names a write makes doubtful.
 
 1. `server.PeerServer` makes a `PeerConnection` of each connection that `wire.acceptor` admits. aiohttp
    parses the requests, and replies are sent as at the S3 port, with `sendfile`.

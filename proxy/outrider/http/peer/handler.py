@@ -188,7 +188,7 @@ class PeerHandler:
         try:
             return await self._service.read(read, sender)
         except (Signal, S3Error, OSError):
-            # The member asks the bucket itself, and hears there what is wrong.
+            # The member asks the bucket itself, and learns there what is wrong.
             return PeerReadAnswer(404)
 
     async def _answered(

@@ -248,7 +248,7 @@ class Connection(RequestHandler):
         """Whether `data`, now in the parser, ended with the end of a request, so that the next byte begins another one.
         `body`: the body that was under way before, of which `fed` bytes had come.
 
-        The parser does not tell which bytes it holds. If this were True too often, a header's value of a request that
+        The parser does not show which bytes it holds. If this were True too often, a header's value of a request that
         is split over packets could be taken for a request. It may be False although it is true.
         """
         last = self._last_body()

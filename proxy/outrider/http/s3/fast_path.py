@@ -142,7 +142,7 @@ class FastPath:
         name = b"GET %s HTTP/1.1" % read.path
         if self._domains:
             name = b"%s %s" % (read.host.encode(), name)
-        # Before anything is looked up: the time that a refusal takes must not tell which objects are cached.
+        # Before anything is looked up: the time that a refusal takes must not reveal which objects are cached.
         known = None if cold is None or cold.recognised.head != data else cold.recognised.who
         who = self._admission.admitted(read, name, known)
         if who is None or (subject := self._subject(read, name)) is None:

@@ -54,7 +54,7 @@ class WireSender(ABC):
         peer = transport.get_extra_info("peername")
         # A socket for both families shows an IPv4 address in the form of IPv6.
         self.address = str(peer[0]).removeprefix("::ffff:") if isinstance(peer, tuple) and peer else ""
-        """The client's address, without the port; empty: the socket does not tell it."""
+        """The client's address, without the port; empty: the socket does not give it."""
         self.ended = time.perf_counter()
         """When the last reply was sent, or the connection began, on `time.perf_counter`. Set by the caller that
         replies."""

@@ -40,7 +40,7 @@ class Dataset:
         self.usual_bytes = -1
         """The size learned last: an object of unknown size is taken to be as large. -1: no size is known."""
         self.to_search: list[JobEpoch] = []
-        """Epochs whose reads so far may tell by which seed their order is drawn (see `order_search`)."""
+        """Epochs whose reads so far may show by which seed their order is drawn (see `order_search`)."""
         # The number of listed names when the jobs last got them.
         self._names_reported = 0
 

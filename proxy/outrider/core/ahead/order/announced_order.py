@@ -22,7 +22,8 @@ class Expectation(NamedTuple):
 
 
 class AnnouncedOrder:
-    """Ranks what several workers tell by the *share* of its own part that a worker has done when it reads the object.
+    """Ranks the reads that several workers announce by the *share* of its own part that a worker has done when it
+    reads the object.
 
     Invariant: `_shares[place]` is the share of the object at that place of the epoch's agenda, and shares never
     decrease. So workers that are equally fast are merged as they read beside each other.

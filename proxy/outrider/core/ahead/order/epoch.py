@@ -252,7 +252,7 @@ class JobEpoch:
         self.confidence += _NEWEST * (evidence - self.confidence)
 
     def _compare_with_leader(self, leader: JobEpoch, index: int) -> None:
-        # A leader that its job has dropped hears of no new names.
+        # A leader that its job has dropped learns of no new names.
         leader.grow(len(self.done))
         self._beyond_leader = 0 if leader.done[index] >= 0 else self._beyond_leader + 1
         if self._beyond_leader > _OVERTAKEN:

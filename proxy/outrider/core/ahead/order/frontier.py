@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import itemgetter
 
-# How many of the last reads tell the frontier of an epoch. An odd number, for the median.
+# How many of the last reads show the frontier of an epoch. An odd number, for the median.
 RECENT = 9
-# So few reads tell it where all are next to each other.
+# So few reads show it where all are next to each other.
 IN_ROW = 4
 # Places by which parallel readers drift apart in an order that is neither short nor long.
 _DRIFT = 24
@@ -37,7 +37,7 @@ _NEWEST = 1 / 16
 
 
 class Frontier:
-    """`place` is the median of the places of the last reads, moved on by the reads since it. 0: they tell nothing.
+    """`place` is the median of the places of the last reads, moved on by the reads since it. 0: they show nothing.
     `drift` is how far from the place after it the next read was, on average: parallel readers are not equally far.
 
     `count` is the length of the agenda in all methods.
@@ -72,7 +72,7 @@ class Frontier:
         self._recent.extend(places)
         reads, spread = len(self._recent), max(self._recent, default=0) - min(self._recent, default=0)
         if (reads < IN_ROW or spread >= reads) and (2 * reads < RECENT or spread > 2 * tolerance(count)):
-            # They are few, or were not read in this order (such as the padding of the last epoch): they do not tell
+            # They are few, or were not read in this order (such as the padding of the last epoch): they do not show
             # where the readers are.
             self.restart()
             return

@@ -76,7 +76,7 @@ class OrderSearch:
         self._searches: deque[_EpochSearch] = deque()
 
     def begin(self, dataset: SearchedDataset) -> None:
-        """Queues the epochs of `dataset` whose reads may tell more."""
+        """Queues the epochs of `dataset` whose reads may show more."""
         for epoch in dataset.to_search:
             seed_state, reads = epoch.seed_state, max(1, len(epoch.log))
             seed_state.search_at = (_SEARCH_LATER if reads < _MANY else _SEARCH_SOONER) * reads
@@ -144,7 +144,7 @@ class _EpochSearch:
             self._found_late(draw)
 
     def _found_late(self, shuffle: Shuffle) -> None:
-        """The epoch of the found seeds is over, but they tell the seeds of the epoch that reads now. If both have the
+        """The epoch of the found seeds is over, but they give the seeds of the epoch that reads now. If both have the
         same seeds, the order is known in any case."""
         epoch, seed_state, (_, _, before) = self.epoch, self._seed_state, self._known
         epochs = epoch.handle.number - before.number
@@ -186,7 +186,7 @@ class _EpochSearch:
                 return likely[seed_state.successor]
             draw = yield from self._following(likely, reads)
             if isinstance(draw, Shuffle) and draw == seed_state.last_draw:
-                # The order is the same as in the last epoch, whose reads tell more: they show how fast each worker is.
+                # The order is the same as in the last epoch. The reads of that one also show how fast each worker is.
                 seed_state.last_draw, seed_state.successor = None, -1
                 return None
             if draw is not None:

@@ -16,7 +16,7 @@ _SEARCH_AGAIN = 4
 
 
 def is_worth_a_search(epoch: JobEpoch, names: Names) -> bool:
-    """It is time, and the reads of the epoch may tell more. Gives up a draw that they contradict."""
+    """It is time, and the reads of the epoch may show more. Gives up a draw that they contradict."""
     seed_state = epoch.seed_state
     if seed_state.draw is not None:
         _doubt_draw(epoch, names)

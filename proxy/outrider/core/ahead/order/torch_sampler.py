@@ -2,7 +2,7 @@
 
 A training script that is to be reproducible gives its sampler a seed, most often a small number: `DistributedSampler`
 draws each epoch's order from `seed + epoch` (0 by default), `RandomSampler` from the generator that it was given
-(https://docs.pytorch.org/docs/stable/notes/randomness.html). Such an order is not random: its first few reads tell the
+(https://docs.pytorch.org/docs/stable/notes/randomness.html). Such an order is not random: its first few reads show the
 seed, and the seed gives all other reads.
 
 `torch.randperm` on the CPU is a Fisher-Yates shuffle from the front, by the 32-bit numbers of an MT19937 (M. Matsumoto,
@@ -181,7 +181,7 @@ def _batches_of(places: Sequence[int], gap: int) -> tuple[int, int] | None:
     if sum(run is not after for run, after in pairwise(of_each)) * _SWITCHED < len(places):
         return None  # The order is read as it is, and some reads that were reported late look like another worker's.
     if len(places) < _RUN * len(runs) or batch <= _GAP:
-        # Some ranks of a node read like this while the others are on other nodes; or it is too early to tell.
+        # Some ranks of a node read like this while the others are on other nodes; or it is too early to decide.
         return None
     under_way: dict[_Run, int] = {}
     workers = 0
@@ -270,7 +270,7 @@ def following(
     draws: Iterable[Draw], reads: Sequence[int], count: int, batch: int = 1, workers: int = 1
 ) -> Generator[None, None, Draw | None]:
     """Which of these few draws begins with these reads, if workers read it in batches. None: none of them, or there are
-    too few reads to tell. Yields now and then."""
+    too few reads to decide. Yields now and then."""
     read = frozenset(reads)
     for draw in draws:
         # The places that would be read by four times as many reads.

@@ -1,6 +1,6 @@
 """The search for the seeds by which WebDataset's workers shuffled the shards that they read.
 
-First the reads tell how many workers there are (`workers_of`), then `found` tries seeds: it draws the beginning of each
+First the reads show how many workers there are (`workers_of`), then `found` tries seeds: it draws the beginning of each
 worker's order and compares it with the reads. See `webdataset_shuffle` for how workers draw, and for its words.
 """
 
@@ -165,7 +165,7 @@ def _groups_of(reads: Sequence[int], workers: int, count: int) -> list[_Group]:
 
 
 def _buffers_of(groups: Sequence[_Group]) -> list[int]:
-    """The buffers that held each shard when it was read, as far as the reads tell them apart."""
+    """The buffers that held each shard when it was read, as far as the reads distinguish them."""
     sizes = {}
     for buffer in reversed(BUFFERS):
         each = [list(islice(buffer_sizes(group.share, buffer), len(group.places))) for group in groups]

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 # WebDataset begins to draw once so many shards are in the buffer, or the buffer is full.
 INITIAL = 100
-# The buffers that scripts give as `shardshuffle`. The likelier one comes first: it is taken where the reads do not tell
-# buffers apart yet.
+# The buffers that scripts give as `shardshuffle`. The likelier one comes first: it is taken where the reads do not show
+# which one it is yet.
 BUFFERS = (1000, 100, 10_000, 5000, 500, 200, 100_000, 50, 20, 10)
 # WebDataset's own seeds are below this number.
 ALL_SEEDS = 1_000_001
@@ -90,8 +90,8 @@ def read_of(shuffle: Shuffle, reads: Sequence[int]) -> Generator[None, None, Cou
 
 
 def paces_of(shuffle: Shuffle, read: Mapping[int, int]) -> dict[int, float]:
-    """The relative speed of each worker, by how many shards it has read. A few reads tell little, and a turn or two
-    tell nothing."""
+    """The relative speed of each worker, by how many shards it has read. A few reads show little, and a turn or two
+    show nothing."""
     known = {first: read.get(first, 0) for first, _ in shuffle.seeds}
     mean = sum(known.values()) / len(known)
     return {

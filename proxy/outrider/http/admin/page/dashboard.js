@@ -91,9 +91,9 @@ function rows(parent, items, create, update) {
 function show(status) {
   sources = status.cluster ? ALL_SOURCES : ALONE;
   const served = status.served_bytes, total = sources.reduce((sum, [name]) => sum + served[name], 0);
-  const told = status.settings || {};
+  const settings = status.settings || {};
   put("facts", [`${status.version}`, `in front of ${status.origin || "AWS S3"}`, `up ${span(status.uptime_s)}`,
-    `policy ${told.policy}`, `freshness ${told.freshness}`].join(" · "));
+    `policy ${settings.policy}`, `freshness ${settings.freshness}`].join(" · "));
   showVerdict(status.verdict);
   put("hit", total ? percent(served.disk / total) : "–", total ? served.disk / total : 0);
   put("hit-note", total ? `${bytes(served.disk)} of ${bytes(total)}` : "nothing served yet");
@@ -204,10 +204,10 @@ function showCluster(cluster, served, total) {
   });
 }
 
-function showShares(told) {
-  $("shares-table").hidden = !told.datasets.length;
-  put("shares-note", told.silent.map((one) => `${one.name} did not answer: ${one.why}`).join(" · "));
-  rows($("shares"), told.datasets.slice(0, SHARES_SHOWN), () => {
+function showShares(shares) {
+  $("shares-table").hidden = !shares.datasets.length;
+  put("shares-note", shares.silent.map((one) => `${one.name} did not answer: ${one.why}`).join(" · "));
+  rows($("shares"), shares.datasets.slice(0, SHARES_SHOWN), () => {
     const row = make("tr"), held = make("td");
     held.append(meter("Cached in the cluster"), make("span"), make("small"));
     row.append(make("td"), ...numbers("Size"), held);
@@ -218,7 +218,7 @@ function showShares(told) {
     put(size, bytes(dataset.bytes));
     fill(bar, dataset.held);
     put(part, `${percent(dataset.held)} of its bytes are in some cache`, dataset.held_bytes);
-    put(members, told.members.map((member) => `${member} has ${percent((dataset.members[member] || {share: 0}).share)}`).join(", ")
+    put(members, shares.members.map((member) => `${member} has ${percent((dataset.members[member] || {share: 0}).share)}`).join(", ")
       + (dataset.copies_bytes ? `; ${bytes(dataset.copies_bytes)} are in more than one` : ""));
   });
 }
@@ -390,7 +390,7 @@ function drawChart() {
   const at = (name) => rates[name] || [];
   const count = at("disk").length;
   const stacked = (names, index) => names.reduce((sum, name) => sum + (at(name)[index] || 0), 0);
-  // Half of a smaller scale could not be told from the whole: both are `1 B/s`.
+  // Half of a smaller scale could not be distinguished from the whole: both are `1 B/s`.
   let most = 1000;
   for (let i = 0; i < count; i += 1) most = Math.max(most, stacked(STACKED, i), at("bucket")[i]);
   const top = nice(most), x = (index) => WIDE - (count - 1 - index) * WIDE / (STEPS - 1), y = (value) => HIGH - value / top * (HIGH - 4);
@@ -441,7 +441,7 @@ $("chart").addEventListener("blur", () => moveCursor(-1));
 
 // -- asking ------------------------------------------------------------------------------------------------------
 
-function tell(text, className) {
+function showState(text, className) {
   put("state", text);
   $("state").className = className;
 }
@@ -473,11 +473,11 @@ async function ask() {
     $("board").hidden = false;
     show(status);
     if (status.cluster) askShares(headers);
-    tell(status.ready ? "live" : "stopping", status.ready ? "live" : "lost");
+    showState(status.ready ? "live" : "stopping", status.ready ? "live" : "lost");
   } catch (error) {
     if (own !== asked) return;
     console.error(error);
-    tell(reply && reply.ok ? "cannot show what it answered" : "not reachable", "lost");
+    showState(reply && reply.ok ? "cannot show what it answered" : "not reachable", "lost");
   }
   again();
 }
@@ -490,7 +490,7 @@ function login(refused) {
   $("board").hidden = true;
   $("login").hidden = false;
   put("login-note", refused ? "That is not the token of this proxy." : "");
-  tell("locked", "");
+  showState("locked", "");
   $("token").focus();
 }
 $("login").addEventListener("submit", (event) => {
@@ -503,7 +503,7 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
   put("pause", paused ? "Resume" : "Pause");
-  if (paused) { asked++; clearTimeout(timer); tell("paused", ""); } else ask();
+  if (paused) { asked++; clearTimeout(timer); showState("paused", ""); } else ask();
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused && $("login").hidden) ask(); });
 ask();
