@@ -83,8 +83,8 @@ def main() -> None:
         print(epoch, flush=True)
         if chosen.report:
             with chosen.report.open("a") as file:
-                told = {"epoch": epoch.number, "steps": epoch.steps, "wait_s": epoch.wait_s, "digest": digest}
-                file.write(json.dumps(told) + "\n")
+                report = {"epoch": epoch.number, "steps": epoch.steps, "wait_s": epoch.wait_s, "digest": digest}
+                file.write(json.dumps(report) + "\n")
     print(batches.verdict())
 
 
