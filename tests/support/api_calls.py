@@ -33,7 +33,7 @@ API_CALLS = (
         "create", "authorization.k8s.io", "selfsubjectaccessreviews", Scope.CLUSTER, False,
         "asks whether it may open gates, before it closes one",
     ),
-    ApiCall("create", "", "events", Scope.CLUSTER, False, "tells progress and reasons, beside the pod"),
+    ApiCall("create", "", "events", Scope.CLUSTER, False, "reports progress and reasons, beside the pod"),
     ApiCall("list", "discovery.k8s.io", "endpointslices", Scope.CACHE, False, "finds the caches, nodes and zones"),
     ApiCall("get", "coordination.k8s.io", "leases", Scope.OWN, True, "sees which replica acts"),
     ApiCall("create", "coordination.k8s.io", "leases", Scope.OWN, False, "makes the lease; names cannot limit this"),
@@ -47,6 +47,6 @@ API_CALLS = (
     ),
     ApiCall(
         "patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", Scope.CLUSTER, True,
-        "tells the API server which authority to trust",
+        "shows the API server which authority to trust",
     ),
 )  # fmt: skip

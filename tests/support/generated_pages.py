@@ -49,7 +49,7 @@ Labels are bounded. No label is an object's key.
 - `tenant` is the name of clients in the clients file; `-` stands for reads of no known tenant.
 - Each counter has a companion `_created`, a gauge of the time when it began.
 
-Two metrics tell whether training waits for the proxy. `outrider_dataset_wait_seconds_total` is the time for which
+Two metrics show whether training waits for the proxy. `outrider_dataset_wait_seconds_total` is the time for which
 readers waited: from a request's head to its last byte, except the time for which the client's socket was full.
 `outrider_dataset_away_seconds_total` is the rest: the socket was full, or the connection asked for nothing (of one
 such pause, a minute counts at most). The stall of the dashboard and of `outrider stats` is the part of both that the
