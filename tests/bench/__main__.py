@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RuntimeError, OSError) as error:
         console.print(f"[bold red]Nothing can be measured:[/] {escape(str(error))}")
         return 1
-    _tell(results, notes, chosen, console)
+    _print_results(results, notes, chosen, console)
     # A run without some of the other caches still says something; without Outrider's own figures there is nothing to
     # show.
     return 1 if any(note.startswith(f"{OUTRIDER}:") for note in notes) else 0
@@ -83,13 +83,13 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
             runner.measure(load, rounds)
         runner.stop()
         if UPKEEP in chosen.only:
-            runner.figures("memory and start", lambda tell: upkeep.measure(world, rounds, tell))
+            runner.figures("memory and start", lambda progress: upkeep.measure(world, rounds, progress))
         if PIPELINE in chosen.only:
             if absent := pipeline.lacks():
                 runner.note(f"{PIPELINE}: left out, {absent}")
             else:
                 place = directory / "pipeline"
-                runner.figures("pipeline", lambda tell: pipeline.measure(world, rounds, place, console, tell))
+                runner.figures("pipeline", lambda progress: pipeline.measure(world, rounds, place, console, progress))
         line_loads = [load for load in line.LOADS if load.name in chosen.only]
         for kind in dict.fromkeys(load.kind for load in line_loads):
             _run_line(kind, [load for load in line_loads if load.kind == kind], bucket, chosen, console, results, notes)
@@ -127,7 +127,7 @@ def _run_line(
             runner.measure(load, chosen.rounds or (1 if chosen.short else 3))
 
 
-def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, console: Console) -> None:
+def _print_results(results: Results, notes: list[str], chosen: argparse.Namespace, console: Console) -> None:
     loads = [load for load in (*LOADS, *line.LOADS, *files.LOADS) if results.targets(load.name)]
     grids = [*(report.load_grid(load, results) for load in loads), *report.figure_grids(results)]
     grids.append(report.goals_grid(results, chosen.only))

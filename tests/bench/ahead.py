@@ -233,16 +233,16 @@ def of_simulator(only: str) -> Iterator[Row]:
             yield Row(f"simulated: {row.world}", row.figure, row.goal, measured, row.met(measured), row.why)
 
 
-def rows(chosen: argparse.Namespace, directory: Path, told: Callable[[str], None]) -> Iterator[Row]:
+def rows(chosen: argparse.Namespace, directory: Path, progress: Callable[[str], None]) -> Iterator[Row]:
     if not chosen.short:
         yield from of_simulator(chosen.only)
     with Bucket() as bucket:
         shards, samples = (SHORT_SHARDS, SHORT_SAMPLES) if chosen.short else (SHARDS, SAMPLES)
         objects, images = (SHORT_CONNECTOR, SHORT_IMAGES) if chosen.short else (CONNECTOR, IMAGES)
-        yield from of_shards(Live(shards, bucket, directory, told), chosen.only, chosen.rounds)
-        yield from of_samples(Live(samples, bucket, directory, told), chosen.only, chosen.rounds)
+        yield from of_shards(Live(shards, bucket, directory, progress), chosen.only, chosen.rounds)
+        yield from of_samples(Live(samples, bucket, directory, progress), chosen.only, chosen.rounds)
         for name, world in ("connector", objects), ("connector images", images):
-            live = Live(world, bucket, directory / _slug(name), told, name=_slug(name))
+            live = Live(world, bucket, directory / _slug(name), progress, name=_slug(name))
             yield from of_connector(live, name, chosen.only, chosen.rounds)
 
 

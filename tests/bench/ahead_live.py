@@ -98,20 +98,20 @@ class Live:
     """One world's data in a bucket and on local disk, and jobs over it."""
 
     def __init__(
-        self, world: World, bucket: Bucket, directory: Path, told: Callable[[str], None], *, name: str = ""
+        self, world: World, bucket: Bucket, directory: Path, progress: Callable[[str], None], *, name: str = ""
     ) -> None:  # fmt: skip
         """`name`: of this world, where a bucket has several of one kind."""
         self.world = world
         self.digest = 0
         self._bucket = bucket
         self._directory = directory
-        self._told = told
+        self._progress = progress
         self._name = f"ahead-{name or world.kind}"
         self._stolen_s = 0.0
 
     def make(self) -> None:
         """Write the data here and into the bucket, past its network."""
-        self._told(f"writing {self.world.objects} {self.world.kind}")
+        self._progress(f"writing {self.world.objects} {self.world.kind}")
         self._bucket.make_bucket(self._name)
         client = self._bucket.client(max_pool_connections=4)
 
@@ -212,7 +212,7 @@ class Live:
             raise RunFailed(f"{run} read {epoch.samples} samples of {self.world.samples}, or other bytes than written")
         before, self._stolen_s = self._stolen_s, stolen_s()
         # Where this is much, the epoch cannot be compared with others: reads then wait for a core, too.
-        self._told(
+        self._progress(
             f"{run}: waited {epoch.wait_s:.2f} s of {epoch.took_s:.1f} s ({epoch.first_s:.2f} s for the first batch), "
             f"{counts.body_bytes / 2**20:.0f} MiB from the bucket in {counts.gets} GETs; the host took "
             f"{self._stolen_s - before:.1f} s of the cores"

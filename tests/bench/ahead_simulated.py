@@ -47,17 +47,17 @@ class World:
     kind: OrderKind
     share: float
     policy: str = "epoch"
-    told: bool = False
+    announced: bool = False
     bandwidth: float = BANDWIDTH
 
 
 def job(
     kind: OrderKind, seed: int, shards: int, *, name: str = "train", epochs: int = 3, start_shards: float = 0,
-    client: str = "10.0.0.1", told: bool = False,
+    client: str = "10.0.0.1", announced: bool = False,
 ) -> JobSpec:  # fmt: skip
     start_s = start_shards * SHARD_BYTES / (READERS * READER_BYTES_S)
     order = order_of(kind, list(range(shards)), READERS, seed)
-    return JobSpec(name, Shards(shards, SHARD_BYTES, name), order, epochs, READER_BYTES_S, client, start_s, told)
+    return JobSpec(name, Shards(shards, SHARD_BYTES, name), order, epochs, READER_BYTES_S, client, start_s, announced)
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
 
 @cache
 def alone(world: World, seed: int) -> tuple[EpochResult, ...]:
-    only = job(world.kind, seed, world.shards, told=world.told)
+    only = job(world.kind, seed, world.shards, announced=world.announced)
     return run([only], world.share * world.shards, world.policy, bandwidth=world.bandwidth)
 
 
@@ -160,7 +160,7 @@ def rows(shards: int = SHARDS) -> Iterator[Row]:
         yield Row(name, "traffic from epoch 2", room, partial(traffic, world_of("seeded", share)))
     for share in (0.10, 0.25):
         name, room = f"told order, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
-        announced = world_of("fresh", share, told=True)
+        announced = world_of("fresh", share, announced=True)
         yield Row(name, "hits, epoch 1 too", ">= 0.98", partial(hits_from_the_first, announced))
         yield Row(name, "traffic from epoch 2", room, partial(traffic, announced))
     firsts: dict[OrderKind, str] = {"repeated": "WebDataset's order", "sequential": "in order"}

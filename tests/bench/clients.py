@@ -72,7 +72,7 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
         program("wrk"), "--threads", threads, "--connections", connections, "--duration", f"{seconds}s",
         "--timeout", "30s", "--script", _SCRIPT, f"{parts.scheme}://{parts.netloc}", "--", requests, threads,
     )  # fmt: skip
-    return _told_by_wrk(done, answer_bytes, connections)
+    return _reported_by_wrk(done, answer_bytes, connections)
 
 
 def wrk_once(urls: Sequence[str], answer_bytes: int, *, connections: int, directory: Path) -> Took:
@@ -95,7 +95,7 @@ def wrk_once(urls: Sequence[str], answer_bytes: int, *, connections: int, direct
     return Took(seconds, len(urls) * answer_bytes, len(urls))
 
 
-def _told_by_wrk(done: str, answer_bytes: int, connections: int) -> Took:
+def _reported_by_wrk(done: str, answer_bytes: int, connections: int) -> Took:
     result = json.loads(done.splitlines()[-1])
     if result["errors"] or not result["requests"]:
         raise BenchError(f"{result['errors']} of {result['requests']} answers failed:\n{done}")
@@ -121,7 +121,7 @@ def wrk_fixed(url: str, extent: tuple[int, int] | None, answer_bytes: int, *, co
         program("wrk"), "--threads", 2, "--connections", connections, "--duration", f"{seconds}s", "--timeout", "30s",
         *headers, "--script", _SCRIPT, url,
     )  # fmt: skip
-    return _told_by_wrk(done, answer_bytes, connections)
+    return _reported_by_wrk(done, answer_bytes, connections)
 
 
 def curl(urls: Sequence[str], size_bytes: int, readers: int, authority: Path | None = None) -> Took:

@@ -118,14 +118,14 @@ def _at_full_speed(directory: Path, data: Data, count: int) -> list[EpochReport]
 
 
 def known(row: str, directory: Path, scale: float) -> list[Measured]:
-    """The same, where the order is the same in each epoch, or each rank tells its own as the epoch begins."""
+    """The same, where the order is the same in each epoch, or each rank announces its own as the epoch begins."""
     data, is_announced = _quarter_data(scale), row == "told"
     with ExitStack() as stack:
         bucket, simulator = _quarter_bucket(stack, data, directory / "files")
         beside = _beside(bucket, simulator, data, directory / "files", _NODES, _PACE_BYTES_S)
         deal: Deal = lambda epoch: data.dealt(epoch if is_announced else 1, _NODES)  # noqa: E731
         reports, served = _job(stack, directory, bucket, simulator, data, deal, is_announced=is_announced)
-    order = "order told" if is_announced else "order repeated"
+    order = "order announced" if is_announced else "order repeated"
     excess = [beside.excess(report) for report in reports]
     return [
         *_from_bucket(row, order, reports, data, 0.78),
@@ -139,7 +139,7 @@ def known(row: str, directory: Path, scale: float) -> list[Measured]:
 
 
 def near(directory: Path, scale: float) -> list[Measured]:
-    """Each rank tells its order as the epoch begins. There is room for all data, and for half of it again."""
+    """Each rank announces its order as the epoch begins. There is room for all data, and for half of it again."""
     data = Data(max(16, int(64 * scale)), 8 * MIB)
     with ExitStack() as stack:
         bucket, simulator = _quarter_bucket(stack, data)
@@ -312,7 +312,7 @@ def _counted(nodes: Nodes, family: str, label: str) -> Counter[str]:
 
 
 def _share_here(row: str, served: list[Counter[str]]) -> Measured:
-    """The order of the job is known from the second epoch on. `served`: as `_job` tells."""
+    """The order of the job is known from the second epoch on. `served`: as `_job` returns it."""
     shares = [of["disk"] / of.total() for of in served]
     sources = ", ".join(f"{source} {count / served[-1].total():.3f}" for source, count in served[-1].most_common())
     return Measured(

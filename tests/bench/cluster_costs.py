@@ -64,7 +64,7 @@ def first_byte(directory: Path, scale: float) -> list[Measured]:
 def cpu(directory: Path, scale: float) -> list[Measured]:
     """The same objects, all owned by one of two nodes: its clients read them (hits), the other node's clients do (the
     owner sends, the edge receives and keeps), and a node alone gets them from the bucket (the receiving path)."""
-    told: dict[str, list[float]] = {"hit": [], "owner": [], "edge": [], "alone": []}
+    s_per_gb: dict[str, list[float]] = {"hit": [], "owner": [], "edge": [], "alone": []}
     with Bucket() as bucket, SimulatorProcess(bucket.address) as simulator, ExitStack() as stack:
         data = Data(max(8, int(80 * scale)), 8 * MIB)
         data.upload(bucket)
@@ -94,14 +94,14 @@ def cpu(directory: Path, scale: float) -> list[Measured]:
             _read(owner.endpoint, keys)
             owner.settle()
             before = procs.cpu_s(owner.pid)
-            told["edge"].append(_cpu_of(edge, keys) / gb)
+            s_per_gb["edge"].append(_cpu_of(edge, keys) / gb)
             owner.settle()
-            told["owner"].append((procs.cpu_s(owner.pid) - before) / gb)
-            told["hit"].append(_cpu_of(owner, keys) / gb)
-            told["alone"].append(_cpu_of(alone, keys) / gb)
+            s_per_gb["owner"].append((procs.cpu_s(owner.pid) - before) / gb)
+            s_per_gb["hit"].append(_cpu_of(owner, keys) / gb)
+            s_per_gb["alone"].append(_cpu_of(alone, keys) / gb)
             alone.stop()
-    median = {name: statistics.median(values) for name, values in told.items()}
-    beside = {name: " ".join(f"{value:.2f}" for value in values) for name, values in told.items()}
+    median = {name: statistics.median(values) for name, values in s_per_gb.items()}
+    beside = {name: " ".join(f"{value:.2f}" for value in values) for name, values in s_per_gb.items()}
     return [
         Measured(
             "cpu", "owner to a peer, beside a client's hit", median["owner"] / median["hit"], 1.1,
@@ -116,13 +116,13 @@ def cpu(directory: Path, scale: float) -> list[Measured]:
 
 def alone(directory: Path, scale: float) -> list[Measured]:
     """A hit's CPU at the only member of a cluster, beside that of a node without `--peers`; in turns."""
-    told: dict[bool, list[float]] = {True: [], False: []}
+    us_per_hit: dict[bool, list[float]] = {True: [], False: []}
     count = max(100, int(12000 * scale))
     with Bucket() as bucket, ExitStack() as stack:
         data = Data(64, _HIT_BYTES)
         data.upload(bucket)
         running: dict[bool, Node] = {}
-        for together in told:
+        for together in us_per_hit:
             place = directory / str(together)
             place.mkdir()
             running[together] = stack.enter_context(Nodes(bucket, place, 1, together=together, prefetch="off"))[0]
@@ -130,10 +130,10 @@ def alone(directory: Path, scale: float) -> list[Measured]:
         for turn in range(2 * _ROUNDS):
             for together in (True, False) if turn % 2 else (False, True):
                 keys = (data.keys * (count // len(data.keys) + 1))[:count]
-                told[together].append(_cpu_of(running[together], keys) / count * 1e6)
+                us_per_hit[together].append(_cpu_of(running[together], keys) / count * 1e6)
     # Together the ticks of the CPU's clock weigh less than in each round.
-    mean = {together: statistics.fmean(values) for together, values in told.items()}
-    beside = {together: " ".join(f"{value:.0f}" for value in values) for together, values in told.items()}
+    mean = {together: statistics.fmean(values) for together, values in us_per_hit.items()}
+    beside = {together: " ".join(f"{value:.0f}" for value in values) for together, values in us_per_hit.items()}
     return [
         Measured(
             "alone", f"a hit of {_HIT_BYTES // _KIB} KiB with --peers, beside without", mean[True] / mean[False],
@@ -187,21 +187,21 @@ def _read(endpoint: str, keys: Sequence[str]) -> None:
 def _timed(endpoint: str, keys: Sequence[str]) -> list[tuple[str, float]]:
     """The `x-cache` and the seconds to the first byte of each object, read one after the other on one connection."""
     connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=60)
-    buffer, told = bytearray(MIB), []
+    buffer, replies = bytearray(MIB), []
     try:
         for key in keys:
             begun = time.perf_counter()
             connection.request("GET", f"/{BUCKET}/{key}")
             reply = connection.getresponse()
             first = reply.read(1)
-            told.append((reply.headers.get("x-cache", ""), time.perf_counter() - begun))
+            replies.append((reply.headers.get("x-cache", ""), time.perf_counter() - begun))
             while reply.readinto(buffer):
                 pass
             if reply.status != 200 or not first or reply.length:
                 raise RowError(f"{key}: status {reply.status}, {reply.length} bytes are missing")
     finally:
         connection.close()
-    return told
+    return replies
 
 
 ROWS: dict[str, Row] = {"first-byte": first_byte, "cpu": cpu, "alone": alone}

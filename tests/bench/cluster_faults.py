@@ -1,4 +1,4 @@
-"""Rows of `tests.bench.cluster`: members that die, join and restart, and writes that all members hear of."""
+"""Rows of `tests.bench.cluster`: members that die, join and restart, and writes that all members learn of."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def write(directory: Path, scale: float) -> list[Measured]:
 
 
 def hearers(directory: Path, scale: float) -> list[Measured]:
-    """PUTs through a node whose writes fifty members hear of, beside PUTs through a node without any; one at a time,
+    """PUTs through a node whose writes fifty members learn of, beside PUTs through a node without any; one at a time,
     and many at once."""
     count = 2 * _TURNS * max(32, int(100 * scale))
     measured: list[Measured] = []
@@ -170,13 +170,13 @@ def hearers(directory: Path, scale: float) -> list[Measured]:
                 stack.enter_context(fake_members(nodes, place, _HEARERS))
             ways[together] = nodes[0]
         for at_once, goal in ((_ALONE, None), (_AT_ONCE, 25.0)):
-            told: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            cpu_and_took_s: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for turn in range(2 * _TURNS):
                 for together in (True, False) if turn % 2 else (False, True):
-                    told[together].append(_puts(ways[together], count // (2 * _TURNS), at_once))
-            cpu_s = {way: sum(cpu for cpu, _ in values) for way, values in told.items()}
-            a_second = count / sum(took for _, took in told[True])
-            alone = count / sum(took for _, took in told[False])
+                    cpu_and_took_s[together].append(_puts(ways[together], count // (2 * _TURNS), at_once))
+            cpu_s = {way: sum(cpu for cpu, _ in values) for way, values in cpu_and_took_s.items()}
+            a_second = count / sum(took for _, took in cpu_and_took_s[True])
+            alone = count / sum(took for _, took in cpu_and_took_s[False])
             detail = f"ms a PUT: {cpu_s[True] / count * 1e3:.1f}, and {cpu_s[False] / count * 1e3:.1f} by itself"
             measured.append(
                 Measured(
@@ -196,7 +196,7 @@ def hearers(directory: Path, scale: float) -> list[Measured]:
 
 
 def status(directory: Path, scale: float) -> list[Measured]:
-    """The status of a node with 199 members, and a PUT that all of them hear of."""
+    """The status of a node with 199 members, and a PUT that all of them learn of."""
     with Bucket() as bucket, ExitStack() as stack:
         bucket.make_bucket(BUCKET)
         nodes = stack.enter_context(Nodes(bucket, directory, 1, prefetch="off"))

@@ -53,10 +53,10 @@ class Data:
         return sorted(self.crcs)
 
     def upload(
-        self, bucket: Bucket, told: Callable[[int], object] = lambda done: None, *, files: Path | None = None
+        self, bucket: Bucket, progress: Callable[[int], object] = lambda done: None, *, files: Path | None = None
     ) -> None:  # fmt: skip
-        """Write the objects past the simulated network. `told` hears how many are there. `files`: a directory that also
-        gets them, as files."""
+        """Write the objects past the simulated network. `progress` gets how many are there. `files`: a directory that
+        also gets them, as files."""
         bucket.make_bucket(BUCKET)
         client = bucket.client()
         try:
@@ -68,7 +68,7 @@ class Data:
                 if files is not None:
                     (files / key).parent.mkdir(parents=True, exist_ok=True)
                     (files / key).write_bytes(body)
-                told(number + 1)
+                progress(number + 1)
         finally:
             client.close()
 

@@ -74,8 +74,8 @@ class Training:
         try:
             for epoch in range(1, EPOCHS + 1):
                 began = time.perf_counter()
-                told = functools.partial(_told, report, epoch, child)
-                child.wait_until(told, what=name, deadline_s=DEADLINE_S)
+                is_reported = functools.partial(_is_reported, report, epoch, child)
+                child.wait_until(is_reported, what=name, deadline_s=DEADLINE_S)
                 if _lines(report) < epoch:
                     raise RuntimeError(f"the training {name} failed:\n{child.log_tail()}")
                 counts = simulator.reset()
@@ -87,7 +87,7 @@ class Training:
         return found
 
 
-def _told(report: Path, epoch: int, child: Child) -> bool:
+def _is_reported(report: Path, epoch: int, child: Child) -> bool:
     """Whether the report has the epoch, or will never have it."""
     return _lines(report) >= epoch or not child.running
 

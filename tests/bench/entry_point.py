@@ -68,7 +68,7 @@ def first_output_s(argv: Sequence[str], environ: Mapping[str, str]) -> float:
 
 
 def measure(start: Callable[[list[str]], Start], rounds: int) -> Times:
-    """`start` tells how a command is started in the image. The first round, which fills the page
+    """`start` says how a command is started in the image. The first round, which fills the page
     cache, does not count."""
     ways = ([*COMMAND], [*ENTRY, *COMMAND])
     found = [[first_output_s(*start(way)) for way in ways] for _ in range(rounds + 1)][1:]

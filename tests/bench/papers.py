@@ -21,7 +21,7 @@ from tests.bench.papers_table import Table, plot
 from tests.support.child import scratch_directory
 
 Paper = Callable[[Path, float, Callable[[str], None]], Table]
-"""Measures in a new directory, with data of its usual size times a number; the last argument hears of progress."""
+"""Measures in a new directory, with data of its usual size times a number; the last argument gets the progress."""
 
 PAPERS: dict[str, Paper] = {"deli": papers_deli.table, "tdcs": papers_tdcs.table, "igear": papers_igear.table}
 

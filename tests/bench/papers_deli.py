@@ -45,14 +45,14 @@ PAPER: dict[str, Cells] = {
 }
 
 
-def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:
+def table(directory: Path, scale: float, progress: Callable[[str], None]) -> Table:
     """Runs that wait for a GET at most of their samples take hardly any CPU, so they run beside the others. The others
     run one after another, those that take most CPU last: only the longest of the former is not done by then."""
     with Bucket() as bucket, ThreadPoolExecutor(3 * len(JOBS) + 1) as pool:
         lives = {}
         for name, world in JOBS.items():
             (directory / name).mkdir()
-            lives[name] = Live(_scaled(world, scale), bucket, directory / name, told, name=name.lower())
+            lives[name] = Live(_scaled(world, scale), bucket, directory / name, progress, name=name.lower())
             lives[name].make()
         runs = [
             (name, pool.submit(each, live)) for name, live in lives.items() for each in (_direct, _lru, _unmodified)
@@ -62,7 +62,7 @@ def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:
         for name, ways in [*((name, run.result()) for name, run in runs), *ahead.result()]:
             for way, epochs in ways.items():
                 here[way][name] = Figure(mean(epoch.wait_s for epoch in epochs))
-    return compared(here, [_told_of(name, live.world) for name, live in lives.items()])
+    return compared(here, [_note_of(name, live.world) for name, live in lives.items()])
 
 
 def compared(here: dict[str, Cells], notes: list[str]) -> Table:
@@ -97,7 +97,7 @@ def _scaled(world: World, scale: float) -> World:
     return replace(world, objects=objects, batch=batch)
 
 
-def _told_of(name: str, world: World) -> str:
+def _note_of(name: str, world: World) -> str:
     return (
         f"{name}: {world.objects:,} samples of {world.sample_bytes:,} bytes, batch {world.batch}, a cache of "
         f"{world.cache:.0%}, {1e3 * world.ttfb_s:.0f} ms a GET, {world.step_us / 1e3:.1f} ms of accelerator a sample"

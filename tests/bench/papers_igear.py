@@ -76,7 +76,7 @@ class _OurMount(OutriderMount):
     name = MOUNT
 
 
-def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:
+def table(directory: Path, scale: float, progress: Callable[[str], None]) -> Table:
     """A way that is missing here, or fails, is left out with a note."""
     batches = max(_BATCHES_MIN, round(_BATCHES * scale))
     plan = replace(
@@ -90,7 +90,7 @@ def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:
     ]
     with make_bucket() as bucket, SimulatorProcess(bucket.address) as simulator:
         world = World(plan, directory, bucket, simulator)
-        told(f"writing {plan.smalls} images")
+        progress(f"writing {plan.smalls} images")
         bucket.make_bucket(NAME)
         world.upload(bucket.endpoint)
         crcs = {key: zlib.crc32(world.body(key)) for key in world.smalls}
@@ -98,7 +98,7 @@ def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:
             try:
                 if absent := kind.lacks():
                     raise RuntimeError(absent)
-                here[kind.name] = _measured(kind(world), crcs, told)
+                here[kind.name] = _measured(kind(world), crcs, progress)
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
                 notes.append(f"{kind.name}: left out, {error}")
     return compared(here, notes)
@@ -110,7 +110,7 @@ def compared(here: dict[str, Cells], notes: list[str]) -> Table:
     return Table("igear", "iGear: images as files", "images/s", "{:.0f}", "change", lines, notes)
 
 
-def _measured(target: Target, crcs: dict[str, int], told: Callable[[str], None]) -> Cells:
+def _measured(target: Target, crcs: dict[str, int], progress: Callable[[str], None]) -> Cells:
     """A way without a cache reads fewer images: all its epochs are as slow as the first."""
     cached = not isinstance(target, _Far | _RcloneMount)
     world = target.world
@@ -125,7 +125,7 @@ def _measured(target: Target, crcs: dict[str, int], told: Callable[[str], None])
     finally:
         target.stop()
         world.calm()
-    told(f"{target.name}: {', '.join(f'{rate:.0f}' for rate in rates)} images/s")
+    progress(f"{target.name}: {', '.join(f'{rate:.0f}' for rate in rates)} images/s")
     of: dict[str, list[float]] = {_named(count): [] for count in _GPUS}
     for count, rate in zip(gpus[1:], rates[1:], strict=True):
         of[_named(count)].append(rate)

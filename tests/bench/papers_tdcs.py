@@ -39,14 +39,14 @@ Used = dict[str, list[float]]
 """The GPU utilisation of each epoch, in percent, by way."""
 
 
-def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:
+def table(directory: Path, scale: float, progress: Callable[[str], None]) -> Table:
     shards, images = max(512, int(2048 * scale)), max(1024, int(20_480 * scale))
     used: dict[str, Used] = {}
-    told(LIVE)
+    progress(LIVE)
     data = Data(max(16, int(64 * scale)), 8 * MIB)
-    used[LIVE] = _live(directory, data, told)
+    used[LIVE] = _live(directory, data, progress)
     for place, count, size_bytes, epochs in ((SHARDS, shards, SHARD_BYTES, 3), (IMAGES, images, IMAGE_BYTES, 2)):
-        told(place)
+        progress(place)
         rows, _ = simulate(count, size_bytes, epochs=epochs, bucket=_SIMULATED_BUCKET)
         used[place] = simulated(rows)
     return compared(
@@ -77,12 +77,13 @@ def simulated(rows: list[dict[str, Any]]) -> Used:
     return {_WAYS[way]: [100 * row["gpu"] for row in rows if row["way"] == way] for way in _WAYS}
 
 
-def _live(directory: Path, data: Data, told: Callable[[str], None]) -> Used:
+def _live(directory: Path, data: Data, progress: Callable[[str], None]) -> Used:
     """All ranks wait for one another at the end of an epoch, as in a job whose GPUs exchange gradients."""
     size = data.cache_bytes(_HELD, _NODES, BLOCK)
 
     def used(report: EpochReport) -> float:
-        told(f"an epoch of {report.took_s:.1f} s, {report.bucket_bytes / data.total_bytes:.2f} x data from the bucket")
+        bucket_share = report.bucket_bytes / data.total_bytes
+        progress(f"an epoch of {report.took_s:.1f} s, {bucket_share:.2f} x data from the bucket")
         return 100 * data.total_bytes / _TAKEN_BYTES_S / checked(report).took_s
 
     found: Used = {}

@@ -26,7 +26,7 @@ def lacks() -> str | None:
 
 
 def measure(
-    world: World, rounds: int, directory: Path, console: Console, tell: Callable[[str], None]
+    world: World, rounds: int, directory: Path, console: Console, progress: Callable[[str], None]
 ) -> dict[str, float]:
     """The data wait's share of the time of an epoch, by the names above; the median where there are several epochs.
 
@@ -41,19 +41,19 @@ def measure(
     plan = Plan(size.pipeline_shards, size.pipeline_samples, step_ms=size.pipeline_step_ms)
     demo = Demo(plan, "s5cmd", directory, world.bucket, console)
     world.calm()
-    tell("making its dataset")
+    progress("making its dataset")
     demo.make_dataset()
     world.far_away()
     simulator = world.simulator
     try:
-        tell("straight from the bucket")
+        progress("straight from the bucket")
         rows = {STRAIGHT: demo.train("direct", simulator.endpoint, simulator, ["direct"])}
-        tell("through Outrider")
+        progress("through Outrider")
         with outrider(simulator.endpoint, directory, world.bucket.environment()) as (endpoint, _):
             epochs = ["Outrider, cold", *(f"Outrider, warm {number + 1}" for number in range(rounds))]
             through = demo.train("outrider", endpoint, simulator, epochs)
         rows |= {COLD: through[:1], WARM: through[1:]}
-        tell("from local disk")
+        progress("from local disk")
         rows[LOCAL] = demo.train("local", None, simulator, [f"local disk {number + 1}" for number in range(rounds)])
         check([row for part in rows.values() for row in part], demo.samples, demo.digest)
     except DemoError as error:

@@ -75,8 +75,8 @@ class Results:
     def median(self, load: str, target: str, figure: str) -> float | None:
         """Over the rounds; None: not measured."""
         values = [getattr(sample, figure) for sample in self.samples if (sample.load, sample.target) == (load, target)]
-        told = [value for value in values if value is not None]
-        return statistics.median(told) if told else None
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
 
     def ratio(self, load: str, figure: str, target: str, to: str) -> float | None:
         above, below = self.median(load, target, figure), self.median(load, to, figure)

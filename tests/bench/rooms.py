@@ -59,13 +59,13 @@ class Tracer:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        threading.setprofile(self._heard)
+        threading.setprofile(self._on_event)
         try:
             yield
         finally:
             threading.setprofile(None)
 
-    def _heard(self, frame: FrameType, event: str, _: Any) -> None:
+    def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
         if not self._is_on or event != "call":
             return
         name = frame.f_code.co_filename
@@ -99,7 +99,7 @@ def traced(tracer: Tracer, proxies: list[Proxy], act: Callable[[int], None]) -> 
     found = []
     for number in range(_WARM_UPS, _WARM_UPS + _TRACES):
         for proxy in proxies:
-            # The planner would hear of the hits before amid this one.
+            # The planner would learn of the hits before amid this one.
             while not proxy.on_loop(proxy.outrider.prefetch.tick):
                 pass
             # The look at all parts, once a second, belongs to no request: it comes a second later.

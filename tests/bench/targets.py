@@ -162,8 +162,8 @@ class Outrider(Target):
 
     def status(self) -> dict[str, object]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/status", timeout=5) as answer:
-            told: dict[str, object] = json.load(answer)
-            return told
+            status: dict[str, object] = json.load(answer)
+            return status
 
 
 class OutriderSigV4(Outrider):
@@ -229,12 +229,12 @@ class Rclone(Target):
 
     def env(self) -> dict[str, str]:
         bucket = self.world.bucket
-        told = {
+        remote = {
             "TYPE": "s3", "PROVIDER": "SeaweedFS", "ENDPOINT": self.world.simulator.endpoint,
             "ACCESS_KEY_ID": bucket.access_key, "SECRET_ACCESS_KEY": bucket.secret_key,
         }  # fmt: skip
         trusted = {} if self.world.authority is None else {"RCLONE_CA_CERT": str(self.world.authority)}
-        return super().env() | trusted | {f"RCLONE_CONFIG_ORIGIN_{name}": value for name, value in told.items()}
+        return super().env() | trusted | {f"RCLONE_CONFIG_ORIGIN_{name}": value for name, value in remote.items()}
 
 
 NGINX = """

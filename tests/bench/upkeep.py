@@ -45,7 +45,7 @@ class _Upkeep(Outrider):
         return {name: value for name, value in super().env().items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str, float]:
+def measure(world: World, rounds: int, progress: Callable[[str], None]) -> dict[str, float]:
     """Seconds and bytes by the names above."""
     figures: dict[str, float] = {}
     target = _Upkeep(world)
@@ -54,17 +54,17 @@ def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str,
     try:
         starts, idle = [], []
         for number in range(rounds):
-            tell(f"start with an empty cache, {number + 1} of {rounds}")
+            progress(f"start with an empty cache, {number + 1} of {rounds}")
             starts.append(_timed_start(target)[0])
             time.sleep(_SETTLED_S)
             idle.append(procs.rss_bytes(_session(target)))
             target.stop()
         figures |= {EMPTY_START: statistics.median(starts), IDLE_RSS: max(idle)}
-        tell(f"making {world.plan.blocks} blocks")
+        progress(f"making {world.plan.blocks} blocks")
         fill(target.cache, world.simulator.endpoint, world.plan.blocks)
         timed, full = [], []
         for number in range(rounds):
-            tell(f"start with {world.plan.blocks} blocks, {number + 1} of {rounds}")
+            progress(f"start with {world.plan.blocks} blocks, {number + 1} of {rounds}")
             timed.append(_timed_start(target))
             full.append(procs.rss_bytes(_session(target)))
             if number < rounds - 1:
@@ -76,7 +76,7 @@ def measure(world: World, rounds: int, tell: Callable[[str], None]) -> dict[str,
         }  # fmt: skip
         for load in LOADS:
             if load.name in _LOADED_BY:
-                tell(f"with {world.plan.blocks} blocks: {load.title}")
+                progress(f"with {world.plan.blocks} blocks: {load.title}")
                 if not load.cold:
                     warm_up(load, world, target)
                 load.run(world, target)

@@ -29,7 +29,7 @@ function init(arguments)
 end
 
 -- Each once. wrk wants a request after each answer: after the last one it is the first again, until all have surely come.
--- And it sleeps until its time is over, so that the result is told, and the process ended, here.
+-- And it sleeps until its time is over, so that the result is printed, and the process ended, here.
 function once(requests)
   -- wrk asks for the first one twice.
   local at, answers, bytes, errors = -1, 0, 0, 0
