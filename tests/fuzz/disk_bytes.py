@@ -32,7 +32,7 @@ _WRITTEN = block_file.Header(_META).sealed(b"c" * 16)
 
 
 def sealed_header(meta: bytes, checksum: bytes = b"c" * 16) -> bytes:
-    """A block file's header around any `meta`, with a right checksum, in the format that tells no name. Rot cannot make
+    """A block file's header around any `meta`, with a right checksum, in the format that has no name. Rot cannot make
     such a header; a bug of ours could."""
     fixed = block_file._PAGED
     length = -(-(fixed.size + len(meta)) // PAGE_BYTES) * PAGE_BYTES

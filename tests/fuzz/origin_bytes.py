@@ -224,8 +224,8 @@ class _Reply:
 def proof_of_a_reply(data: bytes) -> None:
     """A reply is believed to have the bytes that were asked for only where its head says so."""
     first, _, rest = data.partition(b"\n")
-    status, _, told = first.partition(b" ")
-    length = int(told) if told.isdigit() and len(told) < 19 else None
+    status, _, stated = first.partition(b" ")
+    length = int(stated) if stated.isdigit() and len(stated) < 19 else None
     reply = cast(Any, _Reply(int(status) if status.isdigit() and len(status) == 3 else 206, _head_of(rest), length))
     moved(_GET, reply.status, reply.headers, _HOME)
     version, extent = ObjectVersion(ObjectRef("b", "k"), '"e"', 100), Extent(10, 15)

@@ -113,7 +113,7 @@ class OnlyBlocks:
 @dataclass(frozen=True, slots=True)
 class Engine(Parts):
     """All parts of one proxy, without its network ports. `prefetch` prefetches only if the policy is `epoch` and it is
-    told of reads."""
+    notified of reads."""
 
     origin: FakeOrigin
     clock: FakeClock

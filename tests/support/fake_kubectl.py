@@ -120,9 +120,9 @@ def kubectl(cluster: Cluster, program: str, words: list[str], directory: Path = 
         cluster.add(list(yaml.safe_load_all((directory / chosen.filename).read_text())), over=True)
     else:
         # `daemonset/outrider`, or `daemonset outrider`; `rollout` has a verb of its own before it.
-        told = chosen.words[1:] if chosen.verb == "rollout" else chosen.words
-        kind, _, name = told[0].partition("/")
-        name = name or told[1]
+        names = chosen.words[1:] if chosen.verb == "rollout" else chosen.words
+        kind, _, name = names[0].partition("/")
+        name = name or names[1]
         namespace = "default" if kind == "namespace" else chosen.namespace
         known = chosen.verb != "rollout" or chosen.words[0] in ("status", "restart")
         if not known or cluster.find(kind, namespace, name) is None:

@@ -217,5 +217,5 @@ ILLS: dict[str, tuple[tuple[str, ...], int]] = {
     "errors on read": (("read", "pread", "send"), errno.EIO),
     "errors on read, as a file is opened": (("open", "read", "pread"), errno.EIO),
     "errors on all": (("create", "open", "write", "read", "pread", "send", "rename", "unlink", "statvfs"), errno.EIO),
-    "it does not tell its free space": (("statvfs",), errno.EIO),
+    "it does not report its free space": (("statvfs",), errno.EIO),
 }

@@ -42,7 +42,7 @@ _WAITS_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class SetMember:
-    """A member as it is told to the world of a source."""
+    """A member as a test puts it into the world of a source."""
 
     host: str
     name: str
@@ -236,7 +236,7 @@ class KubernetesWorld:
     def __init__(self, server: ApiServer) -> None:
         self.watched = Watched()
         self.server = server
-        self._told: Sequence[SetMember] = ()
+        self._members: Sequence[SetMember] = ()
 
     def source(self) -> MemberSource:
         return self.source_of("n1")
@@ -254,13 +254,13 @@ class KubernetesWorld:
     def set_members(self, members: Sequence[SetMember]) -> None:
         """One change of the world, as far as a client sees: a slice that stays the same is no change."""
         for name, mine, before in (
-            ("peers-a", members[::2], self._told[::2]),
-            ("peers-b", members[1::2], self._told[1::2]),
+            ("peers-a", members[::2], self._members[::2]),
+            ("peers-b", members[1::2], self._members[1::2]),
         ):
-            if mine != before or not self._told:
+            if mine != before or not self._members:
                 ready = [endpoint(one.host, node=one.name, zone=one.zone, ready=True) for one in mine]
                 self.server.put(endpoint_slice(name, ready))
-        self._told = members
+        self._members = members
 
     def away(self) -> None:
         self.server.refusal = 503

@@ -52,13 +52,13 @@ class Time(VirtualTime, FakeClock):
 
 @dataclass
 class FakeSource:
-    """Lists of members, as the test tells them."""
+    """Lists of members, as the test gives them."""
 
-    told: asyncio.Queue[Sequence[ListedMember]] = field(default_factory=asyncio.Queue)
+    given: asyncio.Queue[Sequence[ListedMember]] = field(default_factory=asyncio.Queue)
 
     async def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         while True:
-            yield await self.told.get()
+            yield await self.given.get()
 
 
 class Node:
@@ -145,7 +145,7 @@ class Node:
         return sum(1 << index for index in range(blocks) if view.is_mine(ref, index))
 
     async def list(self, names: Sequence[str]) -> None:
-        """The source of members tells this list, and all of it is greeted."""
+        """The source of members gives this list, and all of it is greeted."""
         self.membership.listed([ListedMember(f"{name}:9482", name) for name in names], self.clock())
         for address in self.membership.to_greet:
             await self.greet(address)

@@ -1,6 +1,6 @@
 """Network namespaces on one machine: a switch with a host behind each port, whose links have a rate, and go down.
 
-Needs root and the programs `ip` and `tc`; `are_here` tells.
+Needs root and the programs `ip` and `tc`; `are_here` checks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Switch:
         self._in_middle("tc", "qdisc", "replace", "dev", self._port(host), *shaped)
 
     def cut(self, host: str) -> None:
-        """Nothing arrives at `host`, or from it, and nobody is told."""
+        """Nothing arrives at `host`, or from it, and nobody is notified."""
         self._in_middle("ip", "link", "set", self._port(host), "nomaster")
 
     def mend(self, host: str) -> None:
@@ -84,8 +84,8 @@ class Switch:
             self._join(host, "other")
 
     def part(self, some: Iterable[str], others: Iterable[str]) -> None:
-        """Nothing arrives from `some` at `others`, or the other way, and nobody is told. Both see all the rest, until
-        `meet`."""
+        """Nothing arrives from `some` at `others`, or the other way, and nobody is notified. Both see all the
+        rest, until `meet`."""
         for host, other in _both_ways(some, others):
             self.mute(host, other)
 
@@ -94,7 +94,7 @@ class Switch:
             self.unmute(host, other)
 
     def mute(self, host: str, other: str) -> None:
-        """Nothing arrives from `host` at `other`, and nobody is told. The other way is open."""
+        """Nothing arrives from `host` at `other`, and nobody is notified. The other way is open."""
         self._in(host, *_NEIGHBOUR, "replace", self.address(other), "lladdr", _NOBODY, "dev", "eth0")
 
     def unmute(self, host: str, other: str) -> None:

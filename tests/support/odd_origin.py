@@ -223,10 +223,10 @@ class OddOrigin:
         shown = "" if etag is None else f"<ETag>{escape(etag)}</ETag>"
         right = len(stored.body)
         size = {ListSize.SMALLER: right // 2, ListSize.LARGER: right * 2, ListSize.ZERO: 0}.get(odd.list_size, right)
-        told = "" if odd.list_size is ListSize.MISSING else f"<Size>{size}</Size>"
+        listed = "" if odd.list_size is ListSize.MISSING else f"<Size>{size}</Size>"
         return (
             f"<Contents><Key>{quote(key) if encodes else escape(key)}</Key><LastModified>{date}</LastModified>{shown}"
-            f"{told}<StorageClass>STANDARD</StorageClass></Contents>"
+            f"{listed}<StorageClass>STANDARD</StorageClass></Contents>"
         )
 
 

@@ -23,13 +23,13 @@ class ContentRange(StrEnum):
     MISSING = "missing"
     NO_TOTAL = "no total"  # `bytes 0-9/*`
     WRONG_START = "wrong start"  # names bytes one further on than those that follow
-    WRONG_TOTAL = "wrong total"  # the object is one byte longer than told
+    WRONG_TOTAL = "wrong total"  # the object is one byte longer than stated
     WRONG_LENGTH = "wrong length"  # names one byte more than follows
     UNREADABLE = "unreadable"
 
 
 class Length(StrEnum):
-    """How a reply tells where its body ends."""
+    """How a reply states where its body ends."""
 
     TOLD = "told"
     CHUNKED = "chunked"
@@ -166,7 +166,7 @@ class Oddities:
         )
 
     @property
-    def tells_no_overwrite(self) -> bool:
+    def hides_overwrites(self) -> bool:
         """Whether neither ETag nor date shows that an object was overwritten: no cache can know, unless the size
         does."""
         return self.etag in (ETag.CONSTANT, ETag.ZEROS) and "last-modified" in self.lacks

@@ -159,8 +159,8 @@ def _left(tree: Path) -> list[str]:
         return []
     # With --verbose and --non-matching each path has a line, which begins with `::` where no pattern matches.
     asked = ["git", "check-ignore", "--no-index", "--verbose", "--non-matching", "--stdin"]
-    told = subprocess.run(asked, cwd=ROOT, input="\n".join(made), capture_output=True, text=True, check=False).stdout
-    return sorted(line.split("\t")[1] for line in told.splitlines() if line.startswith("::"))
+    checked = subprocess.run(asked, cwd=ROOT, input="\n".join(made), capture_output=True, text=True, check=False).stdout
+    return sorted(line.split("\t")[1] for line in checked.splitlines() if line.startswith("::"))
 
 
 def _logs(tree: Path) -> str:

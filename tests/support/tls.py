@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM files: `chain` and `key` are the server's, `authority` is the one that its clients are told to trust."""
+    """PEM files: `chain` and `key` are the server's, `authority` is the one that its clients are to trust."""
 
     authority: Path
     chain: Path

@@ -170,7 +170,7 @@ class OddWorld:
         keeps what the origin says of it."""
         if size is None:
             size = len(self.contents[key][-1])
-        if self._odd.tells_no_overwrite and self.contents.get(key) and size == len(self.contents[key][-1]):
+        if self._odd.hides_overwrites and self.contents.get(key) and size == len(self.contents[key][-1]):
             size += 1
         self._say(f"put {key}: {size} bytes")
         body = self._numbers.randbytes(size)
