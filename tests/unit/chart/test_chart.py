@@ -244,7 +244,7 @@ def test_the_pod_needs_no_more_than_the_restricted_standard_grants(chart: helm.C
 def test_the_cache_is_a_directory_of_the_node_or_ends_with_the_pod(chart: helm.Chart) -> None:
     def cache(values: Values) -> Manifest:
         [volume] = [volume for volume in pod(chart, values)["volumes"] if volume["name"] == "cache"]
-        return {kind: told for kind, told in volume.items() if kind != "name"}
+        return {kind: rest for kind, rest in volume.items() if kind != "name"}
 
     assert cache({}) == {"emptyDir": {}}
     assert cache(CASES["ephemeral"])["ephemeral"]["volumeClaimTemplate"]["spec"] == {
@@ -295,8 +295,8 @@ def test_pods_are_replaced_for_other_settings_and_for_nothing_else(chart: helm.C
 def test_the_image_has_the_charts_app_version_by_default(chart: helm.Chart) -> None:
     assert chart.metadata["appVersion"] == __version__
     assert container(chart, {})["image"] == f"outrider:{__version__}"
-    told = container(chart, CASES["own-names"])
-    assert (told["image"], told["imagePullPolicy"]) == ("mirror.example.org/ml/outrider:0.1.0-rc1", "Always")
+    only = container(chart, CASES["own-names"])
+    assert (only["image"], only["imagePullPolicy"]) == ("mirror.example.org/ml/outrider:0.1.0-rc1", "Always")
     assert pod(chart, CASES["own-names"])["imagePullSecrets"] == [{"name": "mirror"}]
     pinned = f"0.1.0@sha256:{'0' * 64}"
     assert container(chart, {"image": {"tag": pinned}})["image"] == f"outrider:{pinned}"
@@ -314,14 +314,14 @@ def test_the_service_account_carries_the_role_or_is_an_existing_one(chart: helm.
 def test_keys_for_the_origin_come_from_a_secret_or_from_the_aws_chain(chart: helm.Chart) -> None:
     alone = CASES["no-peers"]
     assert set(Cluster.of(manifests(chart, alone), alone).environment()) == {"OUTRIDER_ADMIN_TOKEN"}
-    told = Cluster.of(manifests(chart, CASES["own-names"]), CASES["own-names"]).environment()
-    assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == ("AKPROXY", "hush too")
+    environ = Cluster.of(manifests(chart, CASES["own-names"]), CASES["own-names"]).environment()
+    assert (environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"]) == ("AKPROXY", "hush too")
 
 
 def test_the_variables_of_opentelemetry_reach_the_proxy(chart: helm.Chart) -> None:
     values = CASES["all-settings"]
-    told = Cluster.of(manifests(chart, values), values).environment()
-    assert values["openTelemetry"].items() <= told.items()
+    environ = Cluster.of(manifests(chart, values), values).environment()
+    assert values["openTelemetry"].items() <= environ.items()
     assert values["openTelemetry"]["OTEL_TRACES_SAMPLER_ARG"] == "0.01"
 
 
@@ -339,9 +339,9 @@ def test_the_pods_run_on_the_nodes_and_with_the_resources_of_the_values(chart: h
 
 def test_a_role_is_assumed_by_a_token_for_sts_alone(chart: helm.Chart) -> None:
     values = CASES["web-identity"]
-    told = Cluster.of(manifests(chart, values), values).environment()
-    path = Path(told["AWS_WEB_IDENTITY_TOKEN_FILE"])
-    assert (told["AWS_ROLE_ARN"], told["AWS_REGION"]) == (values["webIdentity"]["roleArn"], "eu-central-1")
+    environ = Cluster.of(manifests(chart, values), values).environment()
+    path = Path(environ["AWS_WEB_IDENTITY_TOKEN_FILE"])
+    assert (environ["AWS_ROLE_ARN"], environ["AWS_REGION"]) == (values["webIdentity"]["roleArn"], "eu-central-1")
     [mount] = [
         mounted for mounted in container(chart, values)["volumeMounts"] if mounted["mountPath"] == str(path.parent)
     ]

@@ -151,7 +151,7 @@ def test_the_rules_and_the_dashboard_are_deployed_unchanged(chart: helm.Chart, c
     assert json.loads(dashboard["data"]["outrider.json"]) == json.loads((CHART / "files/dashboard.json").read_text())
 
 
-def test_a_cluster_without_the_prometheus_operator_gets_the_rest_and_is_told(tmp_path: Path) -> None:
+def test_a_cluster_without_the_prometheus_operator_gets_the_rest_and_a_note(tmp_path: Path) -> None:
     with in_cluster(tmp_path / "chart", kinds=()) as plain:
         assert set(manifests(plain, CASES["monitoring"])) == {
             "ConfigMap", "DaemonSet", "NetworkPolicy", "Service", "ServiceAccount",
@@ -226,13 +226,13 @@ def test_helm_test_asks_the_address_of_the_jobs_as_one_of_them(chart: helm.Chart
     command, option, endpoint = only["args"]
     assert (command, option) == ("doctor", "--endpoint")
     assert f"AWS_ENDPOINT_URL={endpoint}\n" in notes(chart, CASES[case])
-    told = {entry["name"]: entry for entry in only["env"]}
-    assert ("HOST_IP" in told) == ("HOST_IP" in endpoint)
+    environ = {entry["name"]: entry for entry in only["env"]}
+    assert ("HOST_IP" in environ) == ("HOST_IP" in endpoint)
     # The key of the node's role is none that the proxy knows.
-    assert told["AWS_EC2_METADATA_DISABLED"]["value"] == "true"
-    signs = "AWS_ACCESS_KEY_ID" in told
+    assert environ["AWS_EC2_METADATA_DISABLED"]["value"] == "true"
+    signs = "AWS_ACCESS_KEY_ID" in environ
     assert signs == (case != "defaults")
-    assert not signs or told["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "warm-key"
+    assert not signs or environ["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "warm-key"
     # It runs where the caches should be, and is itself none of them.
     caches = manifests(chart, CASES[case])["DaemonSet"]["spec"]
     for where in ("nodeSelector", "tolerations"):
@@ -250,5 +250,5 @@ def test_helm_test_is_let_into_a_restricted_namespace(chart: helm.Chart) -> None
 
 
 def test_the_image_has_the_command_of_helm_test() -> None:
-    told = CliRunner().invoke(with_commands(["doctor", "serve"]), ["doctor", "--help"], color=False, terminal_width=200)
-    assert "--endpoint" in told.output
+    page = CliRunner().invoke(with_commands(["doctor", "serve"]), ["doctor", "--help"], color=False, terminal_width=200)
+    assert "--endpoint" in page.output

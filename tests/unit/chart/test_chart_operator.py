@@ -100,19 +100,19 @@ def test_the_page_has_each_permission_with_the_call_that_needs_it() -> None:
         for line in (CHART.parents[1] / "docs/kubernetes.md").read_text().splitlines()
         if "| the operator |" in line
     ]
-    told = set()
+    stated = set()
     for row in rows:
         permission = row.split("|")[2]
         # As in "`get`, `update` on `secrets` by name; `create`".
         verbs, _, rest = permission.partition(" on ")
         [resource, *others] = re.findall(r"`([a-z.0-9]+)`", rest)
-        told |= {(verb, resource, "by name" in rest) for verb in re.findall(r"`([a-z]+)`", verbs)}
-        told |= {(verb, resource, False) for verb in others}
+        stated |= {(verb, resource, "by name" in rest) for verb in re.findall(r"`([a-z]+)`", verbs)}
+        stated |= {(verb, resource, False) for verb in others}
     wanted = {(call.verb, f"{call.resource}.{call.group}".rstrip("."), call.is_by_name) for call in API_CALLS}
-    assert told == wanted
+    assert stated == wanted
 
 
-def test_the_names_in_the_roles_are_those_that_the_operator_is_told(made: dict[str, Manifest]) -> None:
+def test_the_names_in_the_roles_are_those_that_the_operator_is_given(made: dict[str, Manifest]) -> None:
     name = options(made)["name"]
     by_kind = {
         resource: rule["resourceNames"]
@@ -176,9 +176,9 @@ def test_no_upgrade_takes_the_authority_away_that_the_operator_has_set(made: dic
 def test_the_webhook_leads_to_the_operator(made: dict[str, Manifest]) -> None:
     [port] = made["Service"]["spec"]["ports"]
     ports = {each["name"]: each["containerPort"] for each in only(made)["ports"]}
-    told = options(made)
-    assert told["webhook-listen"] == f":{ports[port['targetPort']]}"
-    assert told["listen"] == f":{ports['admin']}"
+    words = options(made)
+    assert words["webhook-listen"] == f":{ports[port['targetPort']]}"
+    assert words["listen"] == f":{ports['admin']}"
     for each in webhooks(made):
         service = each["clientConfig"]["service"]
         assert (service["name"], service["namespace"]) == (made["Service"]["metadata"]["name"], NAMESPACE)
@@ -206,7 +206,7 @@ def test_each_pod_that_asks_for_it_is_seen_once(chart: helm.Chart, made: dict[st
         assert [seeing(own["metadata"]["labels"] | more) for more in ({}, NEAR, INJECTED)] == [[], [], []]
 
 
-def test_a_pod_without_a_label_is_seen_where_the_api_server_can_tell_that_it_names_data(
+def test_a_pod_without_a_label_is_seen_where_the_api_server_can_see_that_it_names_data(
     made: dict[str, Manifest], tmp_path: Path
 ) -> None:
     [conditional] = [each for each in webhooks(made) if "matchConditions" in each]
@@ -240,19 +240,19 @@ def test_the_operator_looks_at_the_namespaces_that_its_webhook_selects(made: dic
 def test_the_command_takes_the_arguments_that_the_chart_gives(made: dict[str, Manifest]) -> None:
     command: Any = typer.main.get_command(with_commands(["operator", "serve"]))
     name, *words = only(made)["args"]
-    told = command.commands[name].make_context(name, words).params
-    told = {option.replace("_", "-"): str(value) for option, value in told.items()}
-    assert told.items() >= options(made).items()
+    parsed = command.commands[name].make_context(name, words).params
+    parsed = {option.replace("_", "-"): str(value) for option, value in parsed.items()}
+    assert parsed.items() >= options(made).items()
 
 
-def test_it_is_told_where_the_caches_are_and_signs_as_a_client(chart: helm.Chart, made: dict[str, Manifest]) -> None:
-    told = options(made)
-    assert told["namespace"] == NAMESPACE
-    assert told["cache"] == f"{NAMESPACE}/{of_peers(chart, VALUES)['Service']['metadata']['name']}"
+def test_it_learns_where_the_caches_are_and_signs_as_a_client(chart: helm.Chart, made: dict[str, Manifest]) -> None:
+    words = options(made)
+    assert words["namespace"] == NAMESPACE
+    assert words["cache"] == f"{NAMESPACE}/{of_peers(chart, VALUES)['Service']['metadata']['name']}"
     ports = {each["name"]: str(each["containerPort"]) for each in container(chart, VALUES)["ports"]}
-    assert told["admin-port"] == ports["admin"]
+    assert words["admin-port"] == ports["admin"]
     notes = chart.render(VALUES, name=RELEASE, namespace=NAMESPACE)["outrider/templates/NOTES.txt"]
-    assert f"AWS_ENDPOINT_URL={told['endpoint']}\n" in notes
+    assert f"AWS_ENDPOINT_URL={words['endpoint']}\n" in notes
     assert f"rollout status deployment/{NAME}\n" in notes
     environ = {each["name"]: each for each in only(made)["env"]}
     keys = {environ[name]["valueFrom"]["secretKeyRef"]["name"] for name in environ if name.startswith("AWS_") and
@@ -380,15 +380,15 @@ def test_the_operator_puts_the_sidecar_into_a_pod_that_kubernetes_takes(
 
 
 def test_the_sidecar_starts_with_its_variables(made: dict[str, Manifest], tmp_path: Path) -> None:
-    told = sidecar(made)
-    environ = {each["name"]: each["value"] for each in told["container"]["env"] if "value" in each}
+    injected = sidecar(made)
+    environ = {each["name"]: each["value"] for each in injected["container"]["env"] if "value" in each}
     settings = load({}, None, environ)
     assert (settings.auth, settings.region, settings.freshness) == ("loopback", "eu-central-1", "immutable")
-    assert told["endpoint"] == f"http://{settings.listen}"
-    assert told["container"]["args"] == ["serve"]
-    mounts = {mount["mountPath"]: mount["name"] for mount in told["container"]["volumeMounts"]}
-    assert {volume["name"] for volume in told["volumes"]} == {mounts[str(*settings.cache_dir)]}
-    keys = {each["valueFrom"]["secretKeyRef"]["name"] for each in told["container"]["env"] if "valueFrom" in each}
+    assert injected["endpoint"] == f"http://{settings.listen}"
+    assert injected["container"]["args"] == ["serve"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in injected["container"]["volumeMounts"]}
+    assert {volume["name"] for volume in injected["volumes"]} == {mounts[str(*settings.cache_dir)]}
+    keys = {each["valueFrom"]["secretKeyRef"]["name"] for each in injected["container"]["env"] if "valueFrom" in each}
     assert keys == {"bucket-keys"}
 
 
@@ -397,8 +397,8 @@ def test_the_sidecar_leaves_room_on_the_disk_of_the_kubelet(chart: helm.Chart) -
 
     def started(settings: Values) -> Settings:
         of_sidecar = {"operator": VALUES["operator"] | {"sidecar": {"settings": settings}}}
-        told = sidecar(of_operator(chart, VALUES | of_sidecar))
-        return load({}, None, {each["name"]: each["value"] for each in told["container"]["env"] if "value" in each})
+        injected = sidecar(of_operator(chart, VALUES | of_sidecar))
+        return load({}, None, {each["name"]: each["value"] for each in injected["container"]["env"] if "value" in each})
 
     usual = started({"region": "eu-west-1"})
     assert (usual.cache_size.of(10**12), usual.min_free.of(10**12)) == (50 * 2**30, 2 * 10**11)

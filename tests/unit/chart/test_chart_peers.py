@@ -142,7 +142,7 @@ def test_another_node_answers_only_where_the_own_one_comes_first(
     assert grace_s == (50 if falls_back else 45)
 
 
-def test_the_notes_tell_of_objects_that_are_missing(tmp_path: Path) -> None:
+def test_the_notes_name_objects_that_are_missing(tmp_path: Path) -> None:
     def notes(objects: dict[str, Manifest], values: Values) -> str:
         directory = tmp_path / str(len(list(tmp_path.iterdir())))
         with in_cluster(directory, objects=objects) as chart:
@@ -164,6 +164,6 @@ def test_the_notes_tell_of_objects_that_are_missing(tmp_path: Path) -> None:
     assert "WARM-UP" not in notes({}, warm)
     assert "chown 65532:65532 /mnt/nvme0/outrider\n" in notes({}, CASES["node-disk"])
     assert "chown" not in notes({}, {})
-    told = notes({}, CASES["ephemeral"])
-    assert "kubectl get priorityclass above-the-jobs\n" in told
-    assert "kubectl get storageclass local-nvme\n" in told
+    shown = notes({}, CASES["ephemeral"])
+    assert "kubectl get priorityclass above-the-jobs\n" in shown
+    assert "kubectl get storageclass local-nvme\n" in shown

@@ -77,9 +77,9 @@ def test_another_chart_has_the_sidecar_in_its_job(values: Values, kubernetes: st
     settings = Cluster(spec, sidecar, by_kind["ConfigMap"], secrets_for(values)).start(tmp_path / "root")
     assert (settings.auth, settings.listen, settings.admin) == ("loopback", "127.0.0.1:9480", "127.0.0.1:9481")
     [train] = spec["containers"]
-    told = {entry["name"]: entry["value"] for entry in train["env"]}
-    assert told["AWS_ENDPOINT_URL"] == told["S3_ENDPOINT_URL"] == f"http://{settings.listen}"
-    assert told["OUTRIDER_STATUS_URL"] == f"http://{settings.admin}"
+    environ = {entry["name"]: entry["value"] for entry in train["env"]}
+    assert environ["AWS_ENDPOINT_URL"] == environ["S3_ENDPOINT_URL"] == f"http://{settings.listen}"
+    assert environ["OUTRIDER_STATUS_URL"] == f"http://{settings.admin}"
     for probe, path in (("startupProbe", "/readyz"), ("livenessProbe", "/healthz")):
         assert sidecar[probe]["exec"]["command"] == ["outrider", "doctor", "--probe", f"http://{settings.admin}{path}"]
 
@@ -113,12 +113,12 @@ def test_the_example_is_rendered_from_the_readme_and_the_template(tmp_path: Path
     values = yaml.safe_load(block("values.yaml"))["outrider"]
     made = {each["kind"]: each for each in in_another_chart(values, tmp_path / "chart", release="train")}
     example = yaml.safe_load_all((CHART.parents[1] / "examples/kubernetes/job-with-sidecar.yaml").read_text())
-    told = {each["kind"]: each for each in example}
-    assert told.keys() == made.keys() - {"ServiceAccount"}
+    shown = {each["kind"]: each for each in example}
+    assert shown.keys() == made.keys() - {"ServiceAccount"}
     assert re.fullmatch("train-[0-9a-f]{8}", made["Job"]["metadata"].pop("name"))
-    assert told["Job"]["metadata"].pop("name") == "train"
-    assert told["Job"] == made["Job"]
-    for each in (told, made):
+    assert shown["Job"]["metadata"].pop("name") == "train"
+    assert shown["Job"] == made["Job"]
+    for each in (shown, made):
         name, [text] = each["ConfigMap"]["metadata"]["name"], each["ConfigMap"]["data"].values()
         assert (name, tomllib.loads(text)) == (
             "train-outrider",
@@ -147,10 +147,10 @@ def test_the_table_of_values_is_that_of_values_yaml() -> None:
 
 def test_each_value_is_described() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    told = described()
+    texts = described()
 
     def leaves(found: Any, path: str) -> Iterator[str]:
-        if told.get(path) and not any(other.startswith(f"{path}.") and told[other] for other in told):
+        if texts.get(path) and not any(other.startswith(f"{path}.") and texts[other] for other in texts):
             yield path
         elif isinstance(found, dict) and found:
             for name, value in found.items():
@@ -158,8 +158,8 @@ def test_each_value_is_described() -> None:
         else:
             yield path
 
-    assert [path for path in leaves(values, "") if not told[path]] == []
-    assert "|" not in "".join(told.values())
+    assert [path for path in leaves(values, "") if not texts[path]] == []
+    assert "|" not in "".join(texts.values())
     assert table().count("\n") > len(values)
 
 

@@ -60,10 +60,10 @@ def test_the_image_has_the_command_of_a_warm_up(chart: helm.Chart) -> None:
     pytest.importorskip("outrider.cli.warm")
     [job] = of_kind(chart, CASES["warm"], "Job")
     command, _, *options = warm_pod(job)["spec"]["containers"][0]["args"]
-    told = CliRunner().invoke(with_commands([command, "serve"]), [command, "--help"], color=False, terminal_width=200)
-    assert told.exit_code == 0
+    shown = CliRunner().invoke(with_commands([command, "serve"]), [command, "--help"], color=False, terminal_width=200)
+    assert shown.exit_code == 0
     assert {option for option in options if option.startswith("--")} == {"--wait", "--json", "--nodes"}
-    assert all(option in told.output for option in options if option.startswith("--"))
+    assert all(option in shown.output for option in options if option.startswith("--"))
 
 
 def test_a_changed_warm_up_is_another_job_and_an_unchanged_one_is_the_same(chart: helm.Chart) -> None:
@@ -103,10 +103,10 @@ def test_the_names_of_warm_ups_leave_room_for_the_suffixes_of_kubernetes(release
 def test_a_warm_up_reaches_the_caches_as_a_client(chart: helm.Chart, case: str) -> None:
     for job in of_kind(chart, CASES[case], "Job") + of_kind(chart, CASES[case], "CronJob"):
         [only] = warm_pod(job)["spec"]["containers"]
-        told = {entry["name"]: entry for entry in only["env"]}
-        assert {told[name]["valueFrom"]["secretKeyRef"]["name"] for name in told if name.startswith("AWS_") and
+        environ = {entry["name"]: entry for entry in only["env"]}
+        assert {environ[name]["valueFrom"]["secretKeyRef"]["name"] for name in environ if name.startswith("AWS_") and
                 name != "AWS_ENDPOINT_URL"} == {"warm-key"}  # fmt: skip
-        endpoint = told["AWS_ENDPOINT_URL"]["value"]
+        endpoint = environ["AWS_ENDPOINT_URL"]["value"]
         if case == "warm":
             assert endpoint == f"http://fast-outrider-nodes.{NAMESPACE}.svc:9480"
         elif case == "peers":
@@ -114,8 +114,8 @@ def test_a_warm_up_reaches_the_caches_as_a_client(chart: helm.Chart, case: str) 
         else:
             assert endpoint == "http://$(HOST_IP):19480"
             # Kubernetes expands a variable only if it stands earlier in the list.
-            assert list(told).index("HOST_IP") < list(told).index("AWS_ENDPOINT_URL")
-            assert told["HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+            assert list(environ).index("HOST_IP") < list(environ).index("AWS_ENDPOINT_URL")
+            assert environ["HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
 
 
 def test_without_peers_a_warm_up_finds_the_cache_of_each_node_ready_or_not(chart: helm.Chart) -> None:
@@ -181,12 +181,12 @@ def test_with_peers_a_warm_up_may_put_copies_at_several_caches(
 
 
 def test_a_warm_up_that_is_stuck_keeps_no_changed_one_from_its_node(chart: helm.Chart) -> None:
-    def told(url: str) -> Manifest:
+    def pod_of(url: str) -> Manifest:
         values = {"warm": {"keySecret": "key", "jobs": [{"name": "train", "url": url, "zones": 2}]}}
         [job] = of_kind(chart, values, "Job")
         return warm_pod(job)
 
-    old, new = told("s3://corpus/a/"), told("s3://corpus/b/")
+    old, new = pod_of("s3://corpus/a/"), pod_of("s3://corpus/b/")
     [apart] = new["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert not apart["labelSelector"]["matchLabels"].items() <= old["metadata"]["labels"].items()
 

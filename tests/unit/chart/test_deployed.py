@@ -77,7 +77,7 @@ def test_the_stand_in_refuses_the_same_as_a_cluster(tmp_path: Path) -> None:
         kubectl(cluster, "", rollout)
 
 
-def test_an_upgrade_keeps_the_values_only_if_it_is_told_to(tmp_path: Path) -> None:
+def test_an_upgrade_keeps_the_values_only_with_the_flag_for_it(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster")
     cluster.add([NAMESPACE, *SECRETS])
     helm(cluster, "", [*INSTALL, IMAGE, "--set", "settings.region=eu-central-1"])

@@ -100,11 +100,11 @@ def test_kubernetes_knows_every_field_of_the_pods_of_a_pytorchjob(kubernetes: st
 def test_a_gated_job_says_what_it_reads(name: str) -> None:
     [job] = [each for kind, each in manifests(name).items() if kind in ("Job", "PyTorchJob")]
     parts = job["spec"].get("pytorchReplicaSpecs", {"all": job["spec"]})
-    told = [
+    wishes = [
         wishes_of(each["template"]["metadata"]["labels"], each["template"]["metadata"]["annotations"])
         for each in parts.values()
     ]
-    [of_all] = set(told)
+    [of_all] = set(wishes)
     assert (of_all.is_near, of_all.warm, of_all.inject) == (True, 0.95, None)
     for each in parts.values():
         [train] = each["template"]["spec"]["containers"]
@@ -113,8 +113,8 @@ def test_a_gated_job_says_what_it_reads(name: str) -> None:
 
 def test_the_operator_puts_a_cache_into_the_pods_that_ask_for_one() -> None:
     template = manifests("job-with-injected-sidecar.yaml")["Job"]["spec"]["template"]
-    told = wishes_of(template["metadata"]["labels"], template["metadata"].get("annotations", {}))
-    assert told.inject is Inject.SIDECAR
+    wishes = wishes_of(template["metadata"]["labels"], template["metadata"].get("annotations", {}))
+    assert wishes.inject is Inject.SIDECAR
     # Without the operator the pod reads from the bucket, by the role of its account.
     [train] = template["spec"]["containers"]
     assert not [each for each in train["env"] if each["name"] != "AWS_REGION"]
@@ -130,12 +130,12 @@ def test_the_job_is_let_into_a_restricted_namespace(name: str) -> None:
         if container["name"] == "mount":
             assert container["securityContext"] == {"privileged": True, "runAsUser": 0}
             continue
-        told = container["securityContext"]
-        assert told["runAsNonRoot"] is True
-        assert told["runAsUser"] > 0
-        assert told["allowPrivilegeEscalation"] is False
-        assert told["capabilities"] == {"drop": ["ALL"]}
-        assert told["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = container["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] > 0
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
     assert all(volume.keys() & {"configMap", "emptyDir"} for volume in spec.get("volumes", ()))
 
 
@@ -163,14 +163,14 @@ def test_the_pytorch_job_finds_the_cache_that_the_values_make(tmp_path: Path) ->
     job = manifests("pytorch-with-daemonset.yaml")["Job"]
     spec = job["spec"]["template"]["spec"]
     [train] = spec["containers"]
-    told = {entry["name"]: entry for entry in train["env"]}
+    env = {entry["name"]: entry for entry in train["env"]}
     service = made["Service"]
     [port] = service["spec"]["ports"]
-    assert told["AWS_ENDPOINT_URL"]["value"] == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
+    assert env["AWS_ENDPOINT_URL"]["value"] == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
     caches = made["DaemonSet"]["spec"]["template"]["spec"]
     assert (spec["nodeSelector"], spec["tolerations"]) == (caches["nodeSelector"], caches["tolerations"])
     # The warm-up signs with the job's own key, and fetches the objects that the job reads.
-    key = {told[name]["valueFrom"]["secretKeyRef"]["name"] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    key = {env[name]["valueFrom"]["secretKeyRef"]["name"] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     assert key == {VALUES["warm"]["keySecret"]}
     [warm] = VALUES["warm"]["jobs"]
     assert "nodes" not in warm
@@ -189,8 +189,8 @@ def test_the_comment_makes_the_caches_directory_for_the_proxys_user() -> None:
 
 
 def test_the_pods_of_the_pytorch_job_find_each_other() -> None:
-    told = manifests("pytorch-with-daemonset.yaml")
-    job, service = told["Job"], told["Service"]
+    made = manifests("pytorch-with-daemonset.yaml")
+    job, service = made["Job"], made["Service"]
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
     spec = job["spec"]["template"]["spec"]
     assert spec["subdomain"] == service["metadata"]["name"]

@@ -41,7 +41,7 @@ def test_only_new_pods_that_ask_for_it_are_changed_and_none_is_refused(chart: he
     assert binding["spec"] == {"policyName": made["MutatingAdmissionPolicy"]["metadata"]["name"]}
 
 
-def test_each_container_gets_the_address_that_jobs_are_told(chart: helm.Chart) -> None:
+def test_each_container_gets_the_address_that_the_notes_give_to_jobs(chart: helm.Chart) -> None:
     mutations = of_admission(chart)["MutatingAdmissionPolicy"]["spec"]["mutations"]
     notes = chart.render(VALUES, name=RELEASE, namespace=NAMESPACE)["outrider/templates/NOTES.txt"]
     address = re.search(r"AWS_ENDPOINT_URL=(\S+)", notes)
@@ -70,7 +70,7 @@ def test_two_releases_of_one_name_share_no_object_of_the_cluster(chart: helm.Cha
 
 
 @pytest.mark.parametrize(("kubernetes", "is_made"), [("1.35", False), ("1.36", True)])
-def test_an_older_kubernetes_gets_none_and_is_told(
+def test_an_older_kubernetes_gets_none_and_a_note(
     kubernetes: str, is_made: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with in_cluster(tmp_path_factory.mktemp("cluster") / "chart", kubernetes=kubernetes) as older:

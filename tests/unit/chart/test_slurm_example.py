@@ -24,7 +24,7 @@ WITH_VALUE = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per
 ALONE = {"exclusive"}
 _RECORD = """#!{python}
 import json, os, sys
-with open("{told}", "w") as file:
+with open("{record}", "w") as file:
     key = open(os.environ["OUTRIDER_PEER_KEY_FILE"]).read()
     mode = os.stat(os.environ["OUTRIDER_PEER_KEY_FILE"]).st_mode & 0o777
     json.dump([sys.argv[1:], dict(os.environ), key, mode], file)
@@ -33,10 +33,10 @@ with open("{told}", "w") as file:
 
 def ran(directory: Path) -> tuple[list[str], dict[str, str], str, int]:
     """The words of srun, its environment, the key and its file's mode: the script ran with stand-ins for Slurm."""
-    commands, told = directory / "bin", directory / "told.json"
+    commands, record = directory / "bin", directory / "record.json"
     commands.mkdir()
     programs = {
-        "srun": _RECORD.format(python=sys.executable, told=told),
+        "srun": _RECORD.format(python=sys.executable, record=record),
         "scontrol": "#!/bin/sh\nprintf 'n7\\nn8\\n'\n",
     }
     for name, text in programs.items():
@@ -47,7 +47,7 @@ def ran(directory: Path) -> tuple[list[str], dict[str, str], str, int]:
         "SLURM_JOB_NODELIST": "n[7-8]", "SLURM_JOB_NUM_NODES": "2",
     }  # fmt: skip
     subprocess.run(["bash", SCRIPT], env=environ, check=True, timeout=60)
-    words, seen, key, mode = json.loads(told.read_text())
+    words, seen, key, mode = json.loads(record.read_text())
     return words, seen, key, mode
 
 
@@ -68,8 +68,8 @@ def test_the_script_starts_outrider_as_a_member_with_a_key_of_the_job(tmp_path: 
     words, environ, key, mode = ran(tmp_path)
     # srun's own options come first, then the command.
     command = words[words.index("outrider") :]
-    told = command[2 : command.index("--")]
-    options = {name: told[at + 1] for at, name in enumerate(told) if name.startswith("--")}
+    given = command[2 : command.index("--")]
+    options = {name: given[at + 1] for at, name in enumerate(given) if name.startswith("--")}
     shown = CliRunner().invoke(with_commands(["run", "serve"]), ["run", "--help"], color=False, terminal_width=200)
     assert command[:2] == ["outrider", "run"]
     assert all(name in shown.output for name in options)
