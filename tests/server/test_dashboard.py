@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Dialog, Page
+    from playwright.sync_api import BrowserContext, Dialog, Page
 
     from tests.support.bucket import Bucket
 
@@ -48,16 +48,22 @@ def objects(bucket: Bucket) -> None:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[BrowserContext]:
     """Debian's. No test that runs an event loop in this thread may run meanwhile, since Playwright runs one here."""
     driver = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: `make install-all` does it"
     )
     # Chromium refuses its own sandbox as root; it loads only pages of the tests. A container's /dev/shm is small.
-    flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    # The pages of all tests share one process: a new one takes a second of CPU.
+    flags = [
+        "--disable-dev-shm-usage",
+        "--renderer-process-limit=1",
+        "--disable-gpu",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ]
     with driver.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield running
+        yield running.new_context(viewport={"width": 1280, "height": 900})
         running.close()
 
 
@@ -82,20 +88,19 @@ def nothing_to_complain_about(complaints: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def opened(chromium: Browser, complaints: list[str], proxy: Proxy | ServedProxy) -> Iterator[Page]:
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
+def opened(chromium: BrowserContext, complaints: list[str], proxy: Proxy | ServedProxy) -> Iterator[Page]:
+    page = chromium.new_page()
     page.set_default_timeout(WAIT_MS)
     page.on("console", lambda said: complaints.append(said.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: dismissed(dialog, complaints))
     page.goto(f"{proxy.admin}/")
     yield page
-    context.close()
+    page.close()
 
 
 @pytest.fixture
-def page_of(chromium: Browser, complaints: list[str]) -> PageOf:
+def page_of(chromium: BrowserContext, complaints: list[str]) -> PageOf:
     return partial(opened, chromium, complaints)
 
 
@@ -108,7 +113,7 @@ def busy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def page(chromium: Browser, complaints: list[str], busy: Proxy) -> Iterator[Page]:
+def page(chromium: BrowserContext, complaints: list[str], busy: Proxy) -> Iterator[Page]:
     """That of `busy`. A test leaves it as it was."""
     with opened(chromium, complaints, busy) as made:
         yield made
