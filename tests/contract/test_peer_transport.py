@@ -59,7 +59,7 @@ class Wire:
         return failed.value.why
 
 
-@pytest.fixture(params=["wire", "fake"])
+@pytest.fixture(params=["wire", pytest.param("fake", marks=pytest.mark.one_python)])
 async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
     service = FakeMember(hello_of("owner"))
     async with AsyncExitStack() as stack:

@@ -194,6 +194,7 @@ def test_a_receiver_that_dies_or_stops_costs_no_reader_an_error(
     assert [path.name for path in (proxy.cache_dir / "tmp").iterdir()] == ["descriptors"]
 
 
+@pytest.mark.one_python
 def test_no_receiver_outlives_a_proxy_that_is_killed(bucket: Bucket, front: TlsFront, tmp_path: Path) -> None:
     put(bucket)
     served = ServedProxy(bucket, tmp_path, front.endpoint, receivers="2", block_size="1MiB")

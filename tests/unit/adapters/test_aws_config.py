@@ -134,6 +134,7 @@ def only(patch: pytest.MonkeyPatch, home: Path, environ: dict[str, str]) -> None
         patch.setenv(name, value)
 
 
+@pytest.mark.one_python
 @given(environ=environments)
 @hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_every_setting_is_read_as_botocore_reads_it(home: Path, environ: dict[str, str]) -> None:

@@ -61,6 +61,7 @@ def test_parts_that_do_not_go_together_are_damaged(parts: dict[str, str]) -> Non
     assert CERTIFIER.read(changed(**parts)) is None
 
 
+@pytest.mark.one_python
 @given(st.dictionaries(st.sampled_from(sorted(DATA)), st.text() | st.none(), min_size=1), st.integers(0, 2000))
 @settings(max_examples=20)
 def test_no_content_of_a_secret_fails_the_reader(parts: dict[str, str | None], cut: int) -> None:

@@ -45,6 +45,7 @@ GET, HEAD, FORWARD = OperationKind.GET, OperationKind.HEAD, OperationKind.FORWAR
 NOTHING, KEY, KEYS, BUCKET = ForgetScope.NOTHING, ForgetScope.KEY, ForgetScope.KEYS_IN_BODY, ForgetScope.BUCKET
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("method", "target", "headers", "kind", "forgets"),
     [

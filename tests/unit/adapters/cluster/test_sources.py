@@ -52,6 +52,7 @@ async def test_a_missing_library_is_reported_with_the_extra_that_has_it(
         source_of(settings_of(peers=peers), Metrics(), 9482, {"SLURM_JOB_NODELIST": "n1"})
 
 
+@pytest.mark.one_python
 def test_no_library_of_another_source_is_imported() -> None:
     """Each costs memory on every node."""
     program = (
