@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
-import webdataset as wds
 
 from tests.support.bucket import Bucket
 from tests.support.child import program
 from tests.support.client_access import Access
+from tests.support.later import Later
 from tests.support.proxy import ANY_KEYS, Proxy
 from tests.support.s3_clients import Boto3, PresignedV2, PresignedV4, S3Fs
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "clients-webdataset"
+wds = Later("webdataset")
 SAMPLES = 40
 SAMPLE_BYTES = 150_001
 

@@ -17,6 +17,7 @@ import pytest
 from outrider.http.control.batch_body import _AHEAD_MAX, _BATCH_BYTES
 from tests.support.conditions import Fault, FaultKind
 from tests.support.control_bucket import TARGET, batch, body_of, entries_in, post
+from tests.support.fakes import ramp
 from tests.support.nodes import until
 from tests.support.odd_origin import OddOrigin
 from tests.support.oddities import Oddities
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 NAME = "batches"
 MIB = 2**20
-RAMP = bytes(index % 251 for index in range(MIB + 251))
+RAMP = ramp(MIB + 251)
 DEADLINE_S = 20.0
 
 SAMPLES = {f"samples/{number:04}": RAMP[number : number + 10_000] for number in range(256)}

@@ -21,6 +21,7 @@ from outrider_sdk.webdataset import announce, announced
 from tests.support.child import free_ports
 from tests.support.client_access import HAS_TORCH
 from tests.support.fakes import RecordedPlans
+from tests.support.later import Later
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 if not HAS_TORCH:
     pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)
 
-import torch
-import webdataset as wds
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
-
+torch, loaders, wds = Later("torch"), Later("torch.utils.data"), Later("webdataset")
 NAME = "announcing"
 SHARDS = 12
 SAMPLES = 60
@@ -208,7 +206,7 @@ def test_shards_that_are_no_objects_pass_silently(
 # -- map-style ------------------------------------------------------------------------------------------------------
 
 
-class Samples(Dataset[int]):  # type: ignore[misc]
+class Samples:
     def __getitem__(self, index: int) -> int:
         return index
 
@@ -221,10 +219,10 @@ def key_of(index: int) -> str:
 
 
 def test_a_sampler_announces_what_it_draws_in_that_order(plans: RecordedPlans) -> None:
-    sampler = AnnouncingSampler(RandomSampler(Samples()), key_of)
+    sampler = AnnouncingSampler(loaders.RandomSampler(Samples()), key_of)
     for workers in (0, 2):
         plans.pieces.clear()
-        batches = DataLoader(Samples(), batch_size=7, sampler=sampler, num_workers=workers)
+        batches = loaders.DataLoader(Samples(), batch_size=7, sampler=sampler, num_workers=workers)
         read = [key_of(int(index)) for batch in batches for index in batch]
         plans.wait(lambda seen: len(seen.urls) == SAMPLES)
         assert plans.urls == read
@@ -232,8 +230,10 @@ def test_a_sampler_announces_what_it_draws_in_that_order(plans: RecordedPlans) -
 
 
 def test_a_batch_sampler_announces_the_samples_of_its_batches(plans: RecordedPlans) -> None:
-    batches = AnnouncingSampler(BatchSampler(RandomSampler(Samples()), 8, drop_last=True), key_of, fetch=16)
-    loader = DataLoader(Samples(), batch_sampler=batches, num_workers=2)
+    batches = AnnouncingSampler(
+        loaders.BatchSampler(loaders.RandomSampler(Samples()), 8, drop_last=True), key_of, fetch=16
+    )
+    loader = loaders.DataLoader(Samples(), batch_sampler=batches, num_workers=2)
     assert len(loader) == SAMPLES // 8
     read = [key_of(int(index)) for batch in loader for index in batch]
     plans.wait(lambda seen: len(seen.urls) == len(read))
@@ -243,9 +243,9 @@ def test_a_batch_sampler_announces_the_samples_of_its_batches(plans: RecordedPla
 
 
 def test_a_distributed_sampler_keeps_its_epochs(plans: RecordedPlans) -> None:
-    inner: Any = DistributedSampler(Samples(), num_replicas=3, rank=1, seed=5)
+    inner: Any = loaders.DistributedSampler(Samples(), num_replicas=3, rank=1, seed=5)
     sampler = AnnouncingSampler(inner, key_of)
-    loader = DataLoader(Samples(), batch_size=4, sampler=sampler)
+    loader = loaders.DataLoader(Samples(), batch_size=4, sampler=sampler)
     orders = []
     for epoch in range(2):
         plans.pieces.clear()
@@ -264,7 +264,7 @@ def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: Re
         keys.append(index)
         return key_of(index)
 
-    indices = iter(AnnouncingSampler(SequentialSampler(Samples()), note, fetch=20, threshold=5))
+    indices = iter(AnnouncingSampler(loaders.SequentialSampler(Samples()), note, fetch=20, threshold=5))
     for number in range(SAMPLES):
         assert next(indices) == number
         announced_and_left = len(keys) - number
@@ -341,7 +341,7 @@ def test_a_sampler_whose_state_cannot_be_kept_beside_each_item_is_not_announced(
     plans: RecordedPlans, caplog: pytest.LogCaptureFixture, batched: bool
 ) -> None:
     inner = Stateful() if batched else Stateful(more=[1, 2, 3])
-    sampler = AnnouncingSampler(BatchSampler(inner, 1, False) if batched else inner, key_of)
+    sampler = AnnouncingSampler(loaders.BatchSampler(inner, 1, False) if batched else inner, key_of)
     for _ in range(2):
         assert next(iter(sampler)) in (0, [0], 1, [1])
     assert inner.state_dict()["yielded"] == 2
@@ -367,7 +367,7 @@ def test_stalls_reach_the_metrics_of_the_proxy(plans: RecordedPlans, proxy: Prox
         return proxy.metric(f"outrider_job_{name}_total")
 
     steps, wait_s, compute_s = metric("steps"), metric("wait_seconds"), metric("compute_seconds")
-    meter = StallMeter(DataLoader(Samples(), batch_size=10, num_workers=1))
+    meter = StallMeter(loaders.DataLoader(Samples(), batch_size=10, num_workers=1))
     for _ in range(2):
         for _ in meter:
             pass
@@ -397,12 +397,12 @@ def test_stalls_are_reported_every_few_seconds_and_at_the_end_of_an_epoch(plans:
 
 def train() -> tuple[list[int], int]:
     """One training that uses every feature of the SDK; returns the samples that it read, and its steps."""
-    loader = DataLoader(
-        Samples(), batch_size=6, num_workers=2, sampler=AnnouncingSampler(SequentialSampler(Samples()), key_of)
+    loader = loaders.DataLoader(
+        Samples(), batch_size=6, num_workers=2, sampler=AnnouncingSampler(loaders.SequentialSampler(Samples()), key_of)
     )
     meter = StallMeter(loader)
     shards = wds.DataPipeline(wds.SimpleShardList(URLS), wds.split_by_worker, announce())
-    assert sorted(each["url"][0] for each in DataLoader(shards, num_workers=2)) == URLS
+    assert sorted(each["url"][0] for each in loaders.DataLoader(shards, num_workers=2)) == URLS
     return [int(index) for batch in meter for index in batch], meter.epochs[0].steps
 
 

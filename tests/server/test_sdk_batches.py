@@ -14,6 +14,7 @@ from outrider_sdk.torch import AnnouncingSampler
 from tests.support.child import free_ports
 from tests.support.client_access import HAS_TORCH
 from tests.support.conditions import Fault, FaultKind
+from tests.support.fakes import ramp
 from tests.support.odd_origin import OddOrigin
 from tests.support.oddities import Oddities
 from tests.support.proxy import Proxy
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificate
 
 NAME = "sdk-batches"
-RAMP = bytes(index % 251 for index in range(2**20))
+RAMP = ramp(2**20)
 SMALL = 64
 OBJECTS = {f"{number:04}": RAMP[number : number + 10_000] for number in range(SMALL)} | {
     "ä b+c%2F.jpg": b"awkward", "empty": b"", "large": RAMP,

@@ -11,18 +11,17 @@ import pytest
 
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from tests.support.client_access import HAS_TORCH
+from tests.support.later import Later
 from tests.support.planner import Sampled
 
 if not HAS_TORCH:
     pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)
 
-import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
-
+torch, loaders = Later("torch"), Later("torch.utils.data")
 COUNT, EPOCHS = 900, 3
 
 
-class Written(Dataset[int]):  # type: ignore[misc]
+class Written:
     """A dataset that records which samples are read, in which order, by all processes."""
 
     def __init__(self, file: Path, count: int = COUNT) -> None:
@@ -49,23 +48,29 @@ def seeded(seed: int) -> Any:
 
 
 def with_a_sampler_of_its_own(data: Written, workers: int) -> Any:
-    return DataLoader(data, 16, sampler=RandomSampler(data, generator=seeded(1)), num_workers=workers)
+    return loaders.DataLoader(data, 16, sampler=loaders.RandomSampler(data, generator=seeded(1)), num_workers=workers)
 
 
 def seeded_as_in_torchs_notes_on_reproducibility(data: Written, workers: int) -> Any:
-    return DataLoader(data, 16, shuffle=True, generator=seeded(0), num_workers=workers, drop_last=True)
+    return loaders.DataLoader(data, 16, shuffle=True, generator=seeded(0), num_workers=workers, drop_last=True)
 
 
 def with_workers_that_stay(data: Written, workers: int) -> Any:
-    return DataLoader(data, 16, shuffle=True, generator=seeded(7), num_workers=workers, persistent_workers=workers > 0)
+    return loaders.DataLoader(
+        data, 16, shuffle=True, generator=seeded(7), num_workers=workers, persistent_workers=workers > 0
+    )
 
 
 def distributed(data: Written, workers: int) -> Any:
-    return DataLoader(data, 16, sampler=DistributedSampler(data, num_replicas=1, rank=0), num_workers=workers)
+    return loaders.DataLoader(
+        data, 16, sampler=loaders.DistributedSampler(data, num_replicas=1, rank=0), num_workers=workers
+    )
 
 
 def one_rank_of_four(data: Written, workers: int) -> Any:
-    return DataLoader(data, 16, sampler=DistributedSampler(data, num_replicas=4, rank=2, seed=42), num_workers=workers)
+    return loaders.DataLoader(
+        data, 16, sampler=loaders.DistributedSampler(data, num_replicas=4, rank=2, seed=42), num_workers=workers
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_the_order_that_a_sampler_draws_is_found(loader_of: Callable[[Written, i
     loader = loader_of(data, 0)
     orders = []
     for epoch in range(EPOCHS):
-        if isinstance(loader.sampler, DistributedSampler):
+        if isinstance(loader.sampler, loaders.DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for _ in loader:
             pass
@@ -96,7 +101,7 @@ def test_the_order_that_a_sampler_draws_is_found(loader_of: Callable[[Written, i
 def test_the_order_of_a_sampler_without_a_seed_is_not_found(tmp_path: Path) -> None:
     data, proxy = Written(tmp_path / "read"), Sampled(COUNT)
     torch.seed()
-    for _ in DataLoader(data, 16, shuffle=True):
+    for _ in loaders.DataLoader(data, 16, shuffle=True):
         pass
     assert proxy.foreseen(data.read(), 80) == 0.0
 

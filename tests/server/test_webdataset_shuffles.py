@@ -13,13 +13,13 @@ import pytest
 from outrider.core.ahead.order.torch_sampler import at_once
 from outrider.core.ahead.order.webdataset_shuffle import Shuffle, order_of
 from tests.support.client_access import HAS_TORCH
+from tests.support.later import Later
 from tests.support.planner import Sampled
 
 if not HAS_TORCH:
     pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)
 
-import webdataset as wds
-
+wds = Later("webdataset")
 COUNT, WORKERS, EPOCHS = 480, 4, 2
 
 

@@ -41,6 +41,7 @@ Clients and requests:
 - `tenants`: two tenants, and their requests
 - `control_bucket`: batches and commands
 - `client_access`, `s3_clients`: the contract of an S3 client, and the clients that are driven
+- `later`: a library that is imported when it is first used
 
 Faults, and the work that is done:
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.child import Child, clean_environment, free_ports, program
 from tests.support.control_bucket import put, wait_for_end
-from tests.support.fakes import no_wait_patience
+from tests.support.fakes import no_wait_patience, ramp
 from tests.support.odd_origin import OddOrigin
 from tests.support.oddities import AWS, Body, Checksum, ETag, HeadLength, IfMatch, Length, Oddities
 from tests.support.proxy import Proxy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _RCLONE_KEY = "key,secret"
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
-RAMP = bytes(i % 251 for i in range(5 * BLOCK + 1234))
+RAMP = ramp(5 * BLOCK + 1234)
 PLACE, SMALL = "/train/shards/a.tar", "/train/shards/small"
 
 
