@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import outrider_sdk
+from tests.support import forkserver
 from tests.support.client_access import HAS_TORCH
 from tests.support.fakes import RecordedPlans
-from tests.support.forkserver import server_with_aws, shell_command, write_program
+from tests.support.forkserver import Server, server_with_aws, shell_command, write_program
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     from tests.support.bucket import Bucket
@@ -32,18 +33,26 @@ from tests.server.test_sdk_announcing import EXIT_FLUSH_S, NAME, NO_PROXY, SAMPL
 PATIENT = (
     f"from outrider_sdk import announcing; announcing._LOOKUP_TIMEOUT_S = announcing._EXIT_FLUSH_S = {EXIT_FLUSH_S}"
 )
-AS_A_PROGRAM = f"{PATIENT}; import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+AS_A_PROGRAM = ["-m", "tests.server.sdk_program", str(EXIT_FLUSH_S)]
 
 
 ROOT = Path(outrider_sdk.__file__).parent.parent.parent
 
 
-def run(program: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def imported() -> Iterator[Server]:
+    """For programs that take less time than their imports."""
+    with Server("torch.utils.data", "webdataset") as server:
+        yield server
+
+
+def run(program: list[str], environ: dict[str, str], server: Server | None = None) -> subprocess.CompletedProcess[str]:
+    """`server`: it forks `program`, a module of this repository. None: a new interpreter."""
     paths = os.pathsep.join([str(ROOT / "sdk"), os.environ.get("PYTHONPATH", "")])
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OUTRIDER_"))}
-    done = subprocess.run(
-        [sys.executable, *program], env={**bare, **environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        timeout=240, check=False,
+    done = forkserver.run(
+        [sys.executable, *program], forked=server is not None, server=server,
+        env={**bare, **environ, "PYTHONPATH": paths}, cwd=ROOT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -89,11 +98,13 @@ def test_the_sdk_imports_without_torch_and_webdataset() -> None:
     assert NO_PROXY in done.stderr
 
 
-def test_the_map_style_example_trains(bucket: Bucket, proxy: Proxy, plans: RecordedPlans, tmp_path: Path) -> None:
+def test_the_map_style_example_trains(
+    bucket: Bucket, proxy: Proxy, plans: RecordedPlans, imported: Server, tmp_path: Path
+) -> None:
     report = tmp_path / "report"
     door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint}
     words = f"--samples s3://{NAME}/samples/ --epochs 2 --workers 2 --batch 8 --step-ms 1 --report {report}".split()
-    done = run(["-c", AS_A_PROGRAM, str(ROOT / "examples/map_style_announcing.py"), *words], door)
+    done = run([*AS_A_PROGRAM, str(ROOT / "examples/map_style_announcing.py"), *words], door, imported)
     assert "epoch 2: 8 steps" in done.stdout
     assert "-bound: " in done.stdout
     digests = {json.loads(line)["digest"] for line in report.read_text().splitlines()}
@@ -101,7 +112,9 @@ def test_the_map_style_example_trains(bucket: Bucket, proxy: Proxy, plans: Recor
     assert sorted(plans.urls) == sorted([key_of(number) for number in range(SAMPLES)] * 2)
 
 
-def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, plans: RecordedPlans, tmp_path: Path) -> None:
+def test_the_examples_of_the_readme_run(
+    bucket: Bucket, proxy: Proxy, plans: RecordedPlans, imported: Server, tmp_path: Path
+) -> None:
     blocks = (ROOT / "sdk/README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.partition("```")[0] for block in blocks)
     program = program.replace("s3://bucket/train-{000000..001281}.tar", f"s3://{NAME}/train-{{000..011}}.tar")
@@ -110,6 +123,6 @@ def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, plans: Rec
     path.write_text(program)
     door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "OUTRIDER_STATUS_URL": proxy.admin}
     write_program(tmp_path / "aws", shell_command(server_with_aws(), "tests.support.aws"))
-    done = run(["-c", AS_A_PROGRAM, str(path)], {**door, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    done = run([*AS_A_PROGRAM, str(path)], {**door, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, imported)
     assert "-bound: " in done.stdout
     assert set(plans.urls) >= {*URLS, key_of(0)}
