@@ -7,7 +7,7 @@ worker's order and compares it with the reads. See `webdataset_shuffle` for how 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 from math import ceil, comb, lgamma, log, log2
@@ -189,6 +189,17 @@ def _is_beginning(reads: Sequence[int], count: int) -> bool:
     return bits >= _PROOF_BITS
 
 
+def _begins(order: Iterator[int], drawn_yet: list[int], places: Sequence[int]) -> bool:
+    """Whether an order begins with these places. `drawn_yet` has those that were taken from `order`. No more are taken
+    than tell: most wrong seeds differ in the second place."""
+    for number, place in enumerate(places):
+        if number == len(drawn_yet):
+            drawn_yet.append(next(order, -1))
+        if drawn_yet[number] != place:
+            return False
+    return True
+
+
 class _Trial:
     """Tries seeds on groups. `seeds` has those groups whose seed was found, all with a buffer of `buffer` shards."""
 
@@ -239,11 +250,11 @@ class _Trial:
             explained: list[_Group] = []
             for share, groups in self._by_share.items():
                 order = drawn(Random(seed), share, buffer)  # noqa: S311 it is WebDataset's
-                places = [next(order)]
-                for group in groups:
-                    if group.places[0] == places[0] and group not in self.seeds:
-                        places += islice(order, len(group.places) - len(places))
-                        explained += [group] if group.places == tuple(places[: len(group.places)]) else []
+                places: list[int] = []
+                explained += (
+                    group for group in groups
+                    if group not in self.seeds and _begins(order, places, group.places)
+                )  # fmt: skip
             if explained and sum(group.bits(buffer) for group in explained) >= log2(seed + 1) + _MARGIN_BITS:
                 self.seeds.update(dict.fromkeys(explained, seed))
                 # All workers of a job have buffers of the same size.

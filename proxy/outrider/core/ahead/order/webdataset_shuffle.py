@@ -124,14 +124,14 @@ def drawn(numbers: Random, count: int, buffer: int) -> Iterator[int]:
 
 def buffer_sizes(count: int, buffer: int) -> Iterator[int]:
     """How many shards are in the buffer at each draw: two come for each one that goes, until the buffer is full."""
-    taken = waiting = 0
-    while taken < count or waiting > 0:
+    # The shards before the first draw come in one go: a seed search asks for little more.
+    taken = waiting = min(count, INITIAL, buffer)
+    while waiting > 0:
+        yield waiting
+        waiting -= 1
         more = min(count - taken, 2 if waiting + 1 < buffer else 1)
         taken += more
         waiting += more
-        if waiting >= min(INITIAL, buffer) or taken == count:
-            yield waiting
-            waiting -= 1
 
 
 def next_of(shuffles: Iterable[Shuffle], reads: Sequence[int], count: int) -> Generator[None, None, Shuffle | None]:
