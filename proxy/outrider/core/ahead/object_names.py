@@ -35,7 +35,8 @@ class ObjectKeys(Sequence[str]):
     def __getitem__(self, at: int | slice) -> str | list[str]:
         if isinstance(at, slice):
             return [self[index] for index in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
+        if at < 0:
+            at = range(len(self))[at]
         start = self._stops[at - 1] if at else 0
         # Each text has bytes of its own, as with "surrogateescape" it would not.
         return self._letters[start : self._stops[at]].decode("utf-8", "surrogatepass")

@@ -216,6 +216,8 @@ class Candidates:
         return not self._ownership.bits_of(dataset, index, count) & ~present
 
     def _is_shared(self, dataset: Dataset, epoch: JobEpoch, index: int) -> bool:
+        if self._ownership.cluster is None:
+            return False
         size = dataset.names.sizes[index]
         object_bytes = self._space.disk_bytes(size if size >= 0 else max(dataset.usual_bytes, 1))
         return self._ownership.is_shared(dataset, epoch, self._free_bytes, object_bytes)

@@ -254,8 +254,10 @@ def test_a_change_too_small_to_matter_moves_nothing(reading: Reading, monkeypatc
 
 def test_objects_that_a_silent_job_would_read_become_farther(reading: Reading) -> None:
     (cached,) = reading.cache(0)
-    assert reading.next_use.seconds_until(cached, 1.0) == 0.0, "a second of silence does not end a job"
-    assert reading.next_use.seconds_until(cached, 3.0) == pytest.approx(4.0 * 2)
+    assert list(reading.next_use.farthest(1.0)) == [(0.0, cached)], "a second of silence does not end a job"
+    ((seconds, farthest),) = reading.next_use.farthest(3.0)
+    assert farthest == cached
+    assert seconds == pytest.approx(4.0 * 2)
     reading.next_use.rank(cached, 3.0)
     assert cached.rank == pytest.approx(4.0 * 2 / 100)
     reading.epoch.pace.pause_s = 5.0
@@ -272,8 +274,8 @@ def test_the_job_that_reads_an_object_first_determines_its_rank(reading: Reading
     reading.next_use.advance(1.0)
     reading.next_use.rerank_all(0.0)
     assert [cached.rank for cached in objects] == pytest.approx([1.0, 1.0 + 19 / COUNT, 1.0])
-    seconds = [reading.next_use.seconds_until(cached, 0.0) for cached in objects]
-    assert seconds == pytest.approx([0.0, 50 * 19 / COUNT, 0.0])
+    seconds = {cached.index: seconds for seconds, cached in reading.next_use.farthest(0.0)}
+    assert seconds == pytest.approx({0: 0.0, 20: 50 * 19 / COUNT, 39: 0.0})
 
 
 def test_after_all_jobs_are_forgotten_the_clock_goes_on(reading: Reading) -> None:

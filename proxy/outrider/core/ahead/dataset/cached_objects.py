@@ -231,10 +231,11 @@ class CachedByIndex(MutableMapping[int, CachedObject]):
         return compress(range(len(self._rows)), map((-1).__lt__, self._rows))
 
     def __getitem__(self, index: int) -> CachedObject:
-        cached = self.get(index)
-        if cached is None:
+        # Not by `get`: a search for victims calls this for each object that it passes.
+        if index >= len(self._rows) or (row := self._rows[index]) < 0:
             raise KeyError(index)
-        return cached
+        assert self._table is not None
+        return CachedObject(self._table, row)
 
     def get(self, index: int, default: object = None) -> CachedObject | None:  # type: ignore[override]
         if index >= len(self._rows) or (row := self._rows[index]) < 0:

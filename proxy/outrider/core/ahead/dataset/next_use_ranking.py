@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from outrider.core.ahead.dataset.job_table import JobTable
@@ -194,25 +194,31 @@ class NextUse(Generic[T]):
 
     # -- the next reads -----------------------------------------------------------------------------------------
 
-    def seconds_until(self, cached: T, now: float) -> float:
-        """Expected seconds until the next read. Where no epoch predicts it, as many as since the last use."""
-        epochs = self._jobs.epochs()
-        soonest = NEVER if epochs else now - cached.used_at
-        for epoch in epochs:
-            seconds = epoch.until(cached.index) * epoch.seconds(now)
-            if now - epoch.last > _SILENCE_S:
-                seconds += silence(epoch, now) * _FADE
-            if seconds < soonest:
-                soonest = seconds
-        return soonest
-
     def farthest(self, now: float) -> Iterator[tuple[float, T]]:
-        """Seconds until the next read, and the object; about the farthest first.
+        """Seconds until the next read, and the object; about the farthest first. Where no epoch predicts the read, as
+        many seconds as since the last use.
 
         The order is that of the ranks, so it is as true as they are. The seconds are computed for `now`.
         """
-        indexes = reversed(self._ranked) if self._jobs.epochs() else iter(self.recent)
-        return ((self.seconds_until(self.objects[index], now), self.objects[index]) for index in indexes)
+        # Computed once, not for each object: most searches for room pass many objects.
+        epochs = [
+            (epoch, epoch.seconds(now), silence(epoch, now) * _FADE if now - epoch.last > _SILENCE_S else 0.0)
+            for epoch in self._jobs.epochs()
+        ]
+        return self._with_seconds(reversed(self._ranked) if epochs else iter(self.recent), epochs, now)
+
+    def _with_seconds(
+        self, indexes: Iterable[int], epochs: Sequence[tuple[JobEpoch, float, float]], now: float
+    ) -> Iterator[tuple[float, T]]:
+        """`epochs`: each with the seconds that it takes, and those that its silence adds."""
+        for index in indexes:
+            cached = self.objects[index]
+            soonest = NEVER if epochs else now - cached.used_at
+            for epoch, epoch_s, silence_s in epochs:
+                seconds = epoch.until(index) * epoch_s + silence_s
+                if seconds < soonest:
+                    soonest = seconds
+            yield soonest, cached
 
 
 def silence(epoch: JobEpoch, now: float) -> float:
