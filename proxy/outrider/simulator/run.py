@@ -183,6 +183,8 @@ class SimProxy:
 
     def _next_step(self) -> None:
         self._is_stepping = False
+        if self.time.is_over:
+            return  # the jobs have ended: nobody has use for the result of a search
         self._take_steps()
         if not self._is_stepping:
             self.prefetch()

@@ -40,6 +40,11 @@ class Timeline:
         else:
             self.at(when, act)
 
+    @property
+    def is_over(self) -> bool:
+        """No act is left after the present one."""
+        return not self._acts
+
     def run(self) -> None:
         while self._acts:
             self.now, _, act = heappop(self._acts)

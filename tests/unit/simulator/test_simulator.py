@@ -18,6 +18,8 @@ from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.model import ObjectRef
 from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits
+from outrider.simulator.run import Machine, Simulation
+from outrider.simulator.scenarios import JobSpec, Order, Shards
 
 SMALL = ["--shards", "60", "--size", "8MiB", "--block-size", "2MiB", "--readers", "4"]
 
@@ -41,7 +43,7 @@ def test_no_choice_of_victims_hits_more_often_than_belady(reads: list[int], capa
 
 
 def test_the_miss_ratio_curve_is_that_of_lru_at_other_sizes() -> None:
-    chance, count = Random(1), 40_000
+    chance, count = Random(1), 20_000
     refs = [ObjectRef("b", str(i)) for i in range(count)]
     miss_ratio = MissRatioCurve(count // 4, sampled_max=2000)
     for ref in chance.choices(refs, k=6 * count):
@@ -118,6 +120,14 @@ def test_a_simulation_without_prefetch_only_evicts() -> None:
     second = {row["policy"]: row for row in rows if row["epoch"] == 2}
     assert second["opt"]["hits"] - 0.1 <= second["epoch"]["hits"] <= second["opt"]["hits"]  # type: ignore[operator]
     assert second["epoch"]["waste"] == 0.0
+
+
+def test_no_search_goes_on_after_the_job() -> None:
+    """The search for a seed that this order does not have would take a minute of virtual time."""
+    order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(200), 200)[part::4] for part in range(4)]  # noqa: E731
+    run = Simulation(Machine(100 * 2**20, 1e8), "epoch", [JobSpec("train", Shards(200, 2**20), order, 1, 5e7)])
+    (epoch,) = run.run()
+    assert run.time.now < epoch.took_s + 1.0
 
 
 def test_a_log_is_simulated(tmp_path: Path) -> None:
