@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
-from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -185,14 +184,14 @@ class Sampled:
     def foreseen(self, numbers: list[int], within: int) -> float:
         """Reads them; returns the share of reads that were among the `within` reads expected next, in a known order."""
         [dataset] = self.planner.registry.datasets()
-        numbers_of = {dataset.names.find(ref.key): number for number, ref in enumerate(self.refs)}
         foreseen = 0
         for number in numbers:
             epoch = dataset.epochs()[-1] if dataset.epochs() else None
             if epoch is not None and epoch.order_known:
-                done = epoch.done
-                unread = (key for key in epoch.agenda if done[key] < 0)
-                foreseen += number in {numbers_of[key] for key in islice(unread, within)}
+                key = dataset.names.find(self.refs[number].key)
+                if key is not None and epoch.to_come(key):
+                    before = epoch.agenda[: epoch.agenda.index(key)]
+                    foreseen += sum(map((0).__gt__, map(epoch.done.__getitem__, before))) < within
             self.read([number])
             for _ in self.steps():
                 pass

@@ -26,7 +26,8 @@ from tests.support.trials import SCALE, rounds
 RATE = 2e6
 COUNT = 1501
 # A simulated read takes a hundred times as long as one of `Sampled`.
-SIMULATED = COUNT if SCALE > 1 else 601
+SIMULATED, LARGER = (COUNT, COUNT) if SCALE > 1 else (401, 601)
+TOLD = COUNT if SCALE > 1 else 901
 
 
 def drawn_order(draw: Draw, count: int) -> list[int]:
@@ -76,7 +77,7 @@ def of_the_loaders_generator(epoch: int, count: int) -> Draw:
 WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
     "a sampler": {},
     "workers": {"workers": 4},
-    "large batches": {"workers": 4, "batch": SIMULATED // 12},
+    "large batches": {"workers": 4, "batch": LARGER // 12, "count": LARGER},
     "set_epoch forgotten": {"draw": lambda epoch, count: Draw(7)},
     "a generator": {"draw": of_one_generator, "workers": 2},
     "the loader's generator": {"draw": of_the_loaders_generator, "workers": 2},
@@ -88,7 +89,7 @@ WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
 @pytest.mark.parametrize("world", WORLDS if SCALE > 1 else ["a sampler", "large batches", "the loader's generator"])
 def test_a_new_seeded_order_each_epoch_is_predicted_as_well_as_a_told_one(world: str) -> None:
     how = WORLDS[world]
-    first, *later = simulated([a_job(sampled(**how))], how.get("workers", 1))
+    first, *later = simulated([a_job(sampled(**how), count=how.get("count", SIMULATED))], how.get("workers", 1))
     assert first.hit_ratio > 0.85
     for epoch in later:
         assert epoch.hit_ratio > 0.985
@@ -108,10 +109,11 @@ def test_the_ranks_of_a_run_are_recognised_by_their_shares(one_client: bool, pad
 
     One rank may be a batch ahead of another by the time that the search takes. It is not taken for two workers.
     """
+    count = 1203 if padded or SCALE > 1 else 803
     jobs = [
         a_job(
-            sampled(1203, workers=2, rank=rank, ranks=4, padded=padded, drop_last=not padded),
-            name=f"rank {rank}", count=1203, client="node" if one_client else f"10.0.0.{rank}",
+            sampled(count, workers=2, rank=rank, ranks=4, padded=padded, drop_last=not padded),
+            name=f"rank {rank}", count=count, client="node" if one_client else f"10.0.0.{rank}",
         )
         for rank in range(4)
     ]  # fmt: skip
@@ -177,22 +179,22 @@ def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(32, 2), (64, 8), (128, 4)][: 3 if SCALE > 1 else 2])
-@pytest.mark.parametrize("piece", [COUNT, 200])
+@pytest.mark.parametrize("piece", [TOLD, 200])
 def test_an_order_that_a_sampler_tells_is_prefetched_as_its_workers_read_it(
     piece: int, batch: int, workers: int
 ) -> None:
     """The main process tells the sampler's order; each of its workers reads in another batch of it."""
-    proxy = Sampled(COUNT)
+    proxy = Sampled(TOLD)
     parts = []
     for epoch in range(2):
-        told = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
-        for begin in range(0, COUNT, piece):
+        told = Random(f"no seed {epoch}").sample(range(TOLD), TOLD)
+        for begin in range(0, TOLD, piece):
             refs = [proxy.refs[number] for number in told[begin : begin + piece]]
             proxy.planner.announced("client", refs, proxy.now, start=begin, total=None)
         parts.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 2 * workers + 4))
     first, second = parts
     # Seventeen reads of each worker tell how many workers there are.
-    assert first > 1 - 1.25 * (48 + 17 * workers) / COUNT
+    assert first > 1 - 1.25 * (48 + 17 * workers) / TOLD
     assert second > 0.95
 
 
@@ -376,8 +378,8 @@ def test_orders_without_a_seed_are_learned_after_orders_with_one() -> None:
 
 
 def test_the_seed_of_a_script_that_is_started_again_is_found_again() -> None:
-    chosen = sampled(workers=2)
-    epochs = simulated([a_job(lambda epoch: chosen(epoch % 3), epochs=6)], 2)
+    chosen = sampled(LARGER, workers=2)
+    epochs = simulated([a_job(lambda epoch: chosen(epoch % 3), count=LARGER, epochs=6)], 2)
     assert min(epoch.hit_ratio for epoch in epochs) > 0.9
 
 

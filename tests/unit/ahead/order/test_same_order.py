@@ -20,6 +20,8 @@ READER_BYTES_S = 100 * 2**20
 # A quarter of the dataset is cached, and the bucket gives 1.3 times the bandwidth that all jobs need.
 SHARE, BANDWIDTH = 0.25, 1.3
 EPOCHS = 4 if SCALE > 1 else 3
+# Searches for seeds have nothing to do with what is tested here.
+NO_SEARCH_S = 1.0
 
 
 def swept(jobs: int, apart: int, clients: int) -> list[list[EpochResult]]:
@@ -31,7 +33,7 @@ def swept(jobs: int, apart: int, clients: int) -> list[list[EpochResult]]:
         for job in range(jobs)
     ]  # fmt: skip
     all_bytes_s = jobs * READERS * READER_BYTES_S
-    machine = Machine(int(SHARE * SHARDS.count * SHARDS.size), BANDWIDTH * all_bytes_s)
+    machine = Machine(int(SHARE * SHARDS.count * SHARDS.size), BANDWIDTH * all_bytes_s, step_s=NO_SEARCH_S)
     epochs = Simulation(machine, "epoch", specs).run()
     return [[epoch for epoch in epochs if epoch.number == number] for number in range(1, EPOCHS + 1)]
 
@@ -71,7 +73,8 @@ def test_a_follower_goes_on_by_itself_after_its_leader_ended_early(clients: int)
     order = order_of("repeated", list(range(shards.count)), READERS, 1)
     first = JobSpec("0", shards, lambda _: [part[:30] for part in order(0)], 1, READER_BYTES_S, client="10.0.0.0")
     second = JobSpec("1", shards, order, EPOCHS, READER_BYTES_S, client=f"10.0.0.{clients - 1}", start_s=1.0)
-    machine = Machine(int(SHARE * shards.count * shards.size), BANDWIDTH * 2 * READERS * READER_BYTES_S)
+    origin_bytes_s = BANDWIDTH * 2 * READERS * READER_BYTES_S
+    machine = Machine(int(SHARE * shards.count * shards.size), origin_bytes_s, step_s=NO_SEARCH_S)
     for epoch in Simulation(machine, "epoch", [first, second]).run()[2:]:
         assert epoch.hit_ratio > 0.95, epoch
 

@@ -14,8 +14,10 @@ from outrider.core.ahead.prefetch_candidates import Candidates, Want
 from outrider.core.model import ObjectRef
 from tests.support.held_memory import held_bytes
 from tests.support.planner import PlannedStore, drive, ratio, shuffled
+from tests.support.trials import SCALE
 
 JOBS_MAX = 64
+EPOCHS = 4 if SCALE > 1 else 3
 
 
 def listed(count: int) -> PlannedStore:
@@ -36,7 +38,7 @@ def by_turns(store: PlannedStore, parts: list[list[ObjectRef]]) -> list[bool]:
 def test_the_rest_of_an_epoch_that_several_clients_share_is_prefetched(nodes: int) -> None:
     """DistributedSampler gives each node another part in each epoch. Without sharing, only cached objects would be
     hits. Among many there is always one whose reads look like those of another epoch, or of another node."""
-    store = listed(400 if nodes < 10 else 800)
+    store = listed(400 if nodes < 10 else 480)
     for epoch in range(2):
         order = shuffled(store, epoch)
         ratios = ratio(by_turns(store, [order[node::nodes] for node in range(nodes)]))
@@ -69,8 +71,8 @@ def test_a_client_that_comes_later_and_an_unrelated_one_do_not_end_a_shared_epoc
 @pytest.mark.parametrize("apart", [0, 100])
 def test_two_clients_that_read_independently_are_predicted_each_by_itself(apart: int) -> None:
     store = listed(400)
-    alone = [ref for epoch in range(4) for ref in shuffled(store, epoch)]
-    other = [ref for epoch in range(4) for ref in shuffled(store, 10 + epoch)]
+    alone = [ref for epoch in range(EPOCHS) for ref in shuffled(store, epoch)]
+    other = [ref for epoch in range(EPOCHS) for ref in shuffled(store, 10 + epoch)]
     drive(store, alone[:apart], "node 0")
     hits = by_turns(store, [alone[apart:], other])
     assert ratio(hits[800:]) > 0.4
@@ -91,7 +93,7 @@ def test_a_known_order_of_one_client_is_preferred_to_the_shared_epoch(kind: str)
 
 
 def test_clients_beyond_the_bound_take_no_tables_and_share_the_epoch_as_the_others_do() -> None:
-    store = listed(800)
+    store = listed(480)
     [dataset] = store.planner.registry.datasets()
     for epoch in range(2):
         order = shuffled(store, epoch)
@@ -148,16 +150,16 @@ def test_each_call_of_wants_asks_some_of_many_jobs_and_all_have_their_turn(monke
     orders = [shuffled(store, job) for job in range(jobs)]
     for job, order in enumerate(orders):
         store.planner.announced(f"node {job}", order, store.now, start=0, total=len(order))
-    hits = by_turns(store, [order[:80] for order in orders])
+    hits = by_turns(store, [order[:48] for order in orders])
     assert max(map(len, asked)) == 16
     assert min(ratio(hits[job::jobs]) for job in range(jobs)) > 0.9
 
 
 def test_clients_that_come_and_go_take_no_memory() -> None:
     held = []
-    for pods in (100, 1200):
+    for pods in (100, 800):
         store = listed(400)
-        for number, ref in enumerate([ref for epoch in range(3) for ref in shuffled(store, epoch)]):
+        for number, ref in enumerate([ref for epoch in range(2) for ref in shuffled(store, epoch)]):
             drive(store, [ref], f"pod {number % pods}")
         [dataset] = store.planner.registry.datasets()
         assert dataset.job_table.shared_epoch is not None
