@@ -46,9 +46,9 @@ def filled(pages: int) -> tuple[MountNodes, int]:
 
 
 def test_a_name_takes_a_few_words() -> None:
-    (_, few), (nodes, many) = filled(5), filled(10)
-    assert (many - few) / (5 * PAGE) < BYTES_PER_NAME_MAX
-    assert len(nodes) == 10 * PAGE + 2
+    (_, few), (nodes, many) = filled(3), filled(6)
+    assert (many - few) / (3 * PAGE) < BYTES_PER_NAME_MAX
+    assert len(nodes) == 6 * PAGE + 2
 
 
 def facts(content: int) -> ObjectFacts:
