@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[3]
 Expression = tuple[re.Pattern[Any], set[str]]
 """An expression and the methods that it is used by."""
 METHODS = ("search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn")
-# A linear expression takes well under this on the shorter text; a quadratic one, a million steps.
-FLOOR_S = 0.0004
-SHORT, LONG = 1024, 4096
+# Other sources are not parsed.
+MAY_CALL = re.compile(rf"\bre\.|\.(?:{'|'.join(METHODS)})\b")
+# A linear expression takes well under this on the shorter text; a quadratic one, a quarter of a million steps.
+FLOOR_S = 0.0001
+SHORT, LONG = 512, 2048
 # Between linear, 4, and quadratic, 16.
 GROWTH_MAX = 8.0
 # An exponential or cubic expression must be stopped before it is given a long text.
@@ -62,12 +64,14 @@ class Calls(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         for at, argument in enumerate(node.args):
-            self._passed.setdefault((self.module, last_name(argument)), set()).add((last_name(node.func), at))
-        method = ast.unparse(node.func).removeprefix("re.")
-        if ast.unparse(node.func) == "re.compile":
+            if name := last_name(argument):
+                self._passed.setdefault((self.module, name), set()).add((last_name(node.func), at))
+        is_of_re = isinstance(node.func, ast.Attribute) and last_name(node.func.value) == "re"
+        method = last_name(node.func)
+        if is_of_re and method == "compile":
             assert node in self._constants, f"{self.module}: {ast.unparse(node)}: make it a constant of the module"
             self.compiled.append((self.module, self._constants[node]))
-        elif ast.unparse(node.func) == f"re.{method}" and method in METHODS:
+        elif is_of_re and method in METHODS:
             self.direct[f"{self.module}:{node.lineno}"] = re.compile(literal(node.args[0])), {method}
         self.generic_visit(node)
 
@@ -87,7 +91,10 @@ class Calls(ast.NodeVisitor):
 
 
 def last_name(node: ast.expr) -> str:
-    return ast.unparse(node).rpartition(".")[2]
+    """Of a name or an attribute; of any other expression: empty."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return node.id if isinstance(node, ast.Name) else node.attr
+    return ""
 
 
 def literal(node: ast.expr) -> str | bytes:
@@ -105,7 +112,8 @@ def expressions() -> dict[str, Expression]:
     for home in (ROOT / "proxy", ROOT / "sdk"):
         for path in sorted(home.rglob("*.py")):
             calls.module = ".".join(path.relative_to(home).with_suffix("").parts)
-            calls.visit(ast.parse(path.read_text()))
+            if MAY_CALL.search(source := path.read_text()):
+                calls.visit(ast.parse(source))
     compiled = {
         f"{module}.{name}": (getattr(import_module(module), name), calls.methods(module, name))
         for module, name in calls.compiled
