@@ -9,8 +9,10 @@ import random
 import pytest
 
 from outrider.core.origin.fill_limits import BackgroundLimit
+from tests.support.trials import SCALE
 
 MIB = 2**20
+LONG_S = 60 if SCALE > 1 else 30
 
 
 class Line:
@@ -226,17 +228,17 @@ def test_readers_of_small_bodies_keep_most_of_a_full_line_however_long_prefetch_
     readers: int, share: float
 ) -> None:
     line, alone = (SmallBodies(latency_s=0.03, each_s=0.0017, readers=readers, scatter=0.3) for _ in range(2))
-    line.run(60)
-    alone.run(60, prefetch=False)
+    line.run(LONG_S)
+    alone.run(LONG_S, prefetch=False)
     assert line.read >= share * alone.read
-    assert (line.read + line.brought) * line.each_s >= 0.85 * 60, "the line must not idle"
+    assert (line.read + line.brought) * line.each_s >= 0.85 * LONG_S, "the line must not idle"
 
 
 @pytest.mark.parametrize(("scatter", "share"), [(0.5, 0.9), (1.0, 0.5)])
 def test_small_bodies_with_scattered_latencies_are_not_held_back(scatter: float, share: float) -> None:
     line = SmallBodies(latency_s=0.056, each_s=0.0001, scatter=scatter)
-    line.run(60)
-    assert line.brought >= share * 60 * 64 / 0.056
+    line.run(LONG_S)
+    assert line.brought >= share * LONG_S * 64 / 0.056
 
 
 def test_a_bucket_that_became_slower_is_not_taken_for_a_queue_for_ever() -> None:
@@ -252,8 +254,8 @@ def test_a_bucket_that_became_slower_is_not_taken_for_a_queue_for_ever() -> None
 def test_a_machine_that_is_busy_every_now_and_then_holds_no_prefetch_back(slower: float) -> None:
     """As beside a job that decodes on all cores: bodies come late because the proxy runs late."""
     line = SmallBodies(latency_s=0.056, each_s=0.0001, scatter=0.1, slower=slower)
-    line.run(60)
-    assert line.brought >= 0.9 * 60 * 64 / (0.056 * (1 + slower) / 2)
+    line.run(LONG_S)
+    assert line.brought >= 0.9 * LONG_S * 64 / (0.056 * (1 + slower) / 2)
 
 
 def test_a_step_down_that_is_in_vain_beside_other_nodes_is_not_taken_back_for_ever() -> None:
