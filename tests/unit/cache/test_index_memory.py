@@ -81,7 +81,8 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
     assert taken < BYTES_PER_BLOCK_MAX
 
 
-@pytest.mark.parametrize("by", ["fills", "snapshot", "files"])
+# "files" holds all that "fills" does, from headers that were read.
+@pytest.mark.parametrize("by", ["snapshot", "files", "fills"][: 3 if SCALE > 1 else 2])
 async def test_a_small_object_takes_a_few_hundred_bytes(by: str, tmp_path: Path) -> None:
     # With the few, the memos of fixed size are full, and their tables have grown for the last time.
     taken = await taken_by(by, lambda stop: map(small, range(stop)), (1500, 2700), tmp_path)

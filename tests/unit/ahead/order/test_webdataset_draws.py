@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.ahead.order.torch_sampler import at_once
-from outrider.core.ahead.order.webdataset_shuffle import Shuffle, drawn, order_of
+from outrider.core.ahead.order.webdataset_shuffle import Shuffle, buffer_sizes, drawn, order_of
 
 SEED_7_OF_12 = [5, 2, 6, 0, 1, 9, 4, 8, 10, 3, 11, 7]
 SEED_7_OF_12_BY_5 = [2, 1, 3, 0, 7, 9, 8, 4, 10, 11, 6, 5]
@@ -28,6 +28,21 @@ def test_a_worker_draws_the_order_that_webdataset_draws() -> None:
 @given(st.integers(0, 10**6), st.integers(0, 400), st.sampled_from([1, 2, 10, 99, 100, 101, 500]))
 def test_an_order_has_each_shard_once(seed: int, count: int, buffer: int) -> None:
     assert sorted(drawn(Random(seed), count, buffer)) == list(range(count))
+
+
+@given(st.integers(0, 400), st.sampled_from([1, 2, 10, 99, 100, 101, 500]))
+def test_so_many_shards_are_in_the_buffer_at_each_draw_as_in_webdatasets(count: int, buffer: int) -> None:
+    """`_shuffle` of webdataset 1.0.2, step by step: it takes one more shard, and another one while the buffer is not
+    full, and draws once 100 are in it."""
+    sizes, in_buffer, left = [], 0, count
+    while left:
+        left, in_buffer = left - 1, in_buffer + 1
+        if left and in_buffer < buffer:
+            left, in_buffer = left - 1, in_buffer + 1
+        if in_buffer >= min(100, buffer):
+            sizes.append(in_buffer)
+            in_buffer -= 1
+    assert list(buffer_sizes(count, buffer)) == sizes + list(range(in_buffer, 0, -1))
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 300))
