@@ -22,7 +22,6 @@ from tests.support.trials import SCALE
 
 # `make soak` takes a hundred.
 MIXTURES, AT_ONCE = (100, 5) if SCALE > 1 else (3, 3)
-RUNS = 4 if SCALE > 1 else 3
 MIB = 2**20
 # With fewer reads than this, chance would decide the comparison.
 CHANCE_READS = 1200
@@ -118,7 +117,7 @@ def test_a_prefetched_shard_is_kept_until_it_is_read() -> None:
     for seed in range(12):
         jobs, machine = mixture(seed)
         jobs = [job for job in jobs if job.name in ("fresh", "repeated", "sequential")][:1]
-        if len(wasted) < RUNS and jobs and machine.capacity_bytes < jobs[0].shards.count * jobs[0].shards.size:
+        if len(wasted) < 4 and jobs and machine.capacity_bytes < jobs[0].shards.count * jobs[0].shards.size:
             run = Simulation(machine, "epoch", jobs)
             epochs = run.run()
             wasted.append(
