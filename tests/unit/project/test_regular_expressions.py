@@ -91,7 +91,7 @@ class Calls(ast.NodeVisitor):
 
 
 def last_name(node: ast.expr) -> str:
-    """Of a name or an attribute; of any other expression: empty."""
+    """The last part of a dotted name. Empty for any other expression."""
     if isinstance(node, ast.Name | ast.Attribute):
         return node.id if isinstance(node, ast.Name) else node.attr
     return ""
