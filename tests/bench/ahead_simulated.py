@@ -159,7 +159,7 @@ def rows(shards: int = SHARDS) -> Iterator[Row]:
         yield Row(name, "hits from epoch 2", ">= 0.97", partial(hits, world_of("seeded", share)))
         yield Row(name, "traffic from epoch 2", room, partial(traffic, world_of("seeded", share)))
     for share in (0.10, 0.25):
-        name, room = f"told order, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
+        name, room = f"announced order, cache {share:.0%}", f"<= {1 - share + 0.03:.2f}"
         announced = world_of("fresh", share, announced=True)
         yield Row(name, "hits, epoch 1 too", ">= 0.98", partial(hits_from_the_first, announced))
         yield Row(name, "traffic from epoch 2", room, partial(traffic, announced))

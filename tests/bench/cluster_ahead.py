@@ -119,7 +119,7 @@ def _at_full_speed(directory: Path, data: Data, count: int) -> list[EpochReport]
 
 def known(row: str, directory: Path, scale: float) -> list[Measured]:
     """The same, where the order is the same in each epoch, or each rank announces its own as the epoch begins."""
-    data, is_announced = _quarter_data(scale), row == "told"
+    data, is_announced = _quarter_data(scale), row == "announced"
     with ExitStack() as stack:
         bucket, simulator = _quarter_bucket(stack, data, directory / "files")
         beside = _beside(bucket, simulator, data, directory / "files", _NODES, _PACE_BYTES_S)
@@ -372,7 +372,7 @@ ROWS: dict[str, Row] = {
     "fresh": fresh,
     "quarter": quarter,
     "repeated": partial(known, "repeated"),
-    "told": partial(known, "told"),
+    "announced": partial(known, "announced"),
     "near": near,
     "static": partial(static, "static", _TWICE, 0.10),
     "static-tight": partial(static, "static-tight", _TIGHT, 0.30),

@@ -32,7 +32,7 @@ _JOINED = 4
 _RESTART_S = 5.0
 _WRITES = 1000
 _WRITTEN_NAMES = 50
-_HEARERS, _MANY = 50, 199
+_NOTIFIED, _MANY = 50, 199
 _ALONE, _AT_ONCE, _TURNS = 1, 32, 3
 
 
@@ -154,7 +154,7 @@ def write(directory: Path, scale: float) -> list[Measured]:
     ]  # fmt: skip
 
 
-def hearers(directory: Path, scale: float) -> list[Measured]:
+def notified(directory: Path, scale: float) -> list[Measured]:
     """PUTs through a node whose writes fifty members learn of, beside PUTs through a node without any; one at a time,
     and many at once."""
     count = 2 * _TURNS * max(32, int(100 * scale))
@@ -167,7 +167,7 @@ def hearers(directory: Path, scale: float) -> list[Measured]:
             place.mkdir()
             nodes = stack.enter_context(Nodes(bucket, place, 1, together=together, prefetch="off"))
             if together:
-                stack.enter_context(fake_members(nodes, place, _HEARERS))
+                stack.enter_context(fake_members(nodes, place, _NOTIFIED))
             ways[together] = nodes[0]
         for at_once, goal in ((_ALONE, None), (_AT_ONCE, 25.0)):
             cpu_and_took_s: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
@@ -180,19 +180,19 @@ def hearers(directory: Path, scale: float) -> list[Measured]:
             detail = f"ms a PUT: {cpu_s[True] / count * 1e3:.1f}, and {cpu_s[False] / count * 1e3:.1f} by itself"
             measured.append(
                 Measured(
-                    "hearers", f"CPU of a PUT with {_HEARERS} members beside none, {at_once} at once",
+                    "notified", f"CPU of a PUT with {_NOTIFIED} members beside none, {at_once} at once",
                     cpu_s[True] / cpu_s[False], 3.0, detail=detail,
                 )
             )  # fmt: skip
             if goal is not None:
                 measured.append(
                     Measured(
-                        "hearers", f"PUTs a second, {at_once} at once", a_second, goal, unit="", at_least=True,
+                        "notified", f"PUTs a second, {at_once} at once", a_second, goal, unit="", at_least=True,
                         detail=f"{alone:.0f} by itself",
                     )
                 )  # fmt: skip
-        lost = _HEARERS + 1 - len(ways[True].alive())
-    return [*measured, Measured("hearers", "members that are thought away after them", lost, 0, unit="")]
+        lost = _NOTIFIED + 1 - len(ways[True].alive())
+    return [*measured, Measured("notified", "members that are thought away after them", lost, 0, unit="")]
 
 
 def status(directory: Path, scale: float) -> list[Measured]:
@@ -301,6 +301,6 @@ ROWS: dict[str, Row] = {
     "join": join,
     "rolling": rolling,
     "write": write,
-    "hearers": hearers,
+    "notified": notified,
     "status": status,
 }

@@ -272,10 +272,10 @@ class OneVersion(RuleBasedStateMachine):
     def we_leave_a_write(self, key: str, size: int, kind: str, steps: int) -> None:
         """Only the origin knows whether the write took place. The client got no success."""
         data = self.new_data(size) if kind == "PUT" else None
-        told = len(self.histories[key])
+        recorded = len(self.histories[key])
         before = self.origin.objects.get(ObjectRef("bkt", key))
         self.act(self._left(steps, self._write(key, data, kind)))
-        if len(self.histories[key]) == told and self.origin.objects.get(ObjectRef("bkt", key)) is not before:
+        if len(self.histories[key]) == recorded and self.origin.objects.get(ObjectRef("bkt", key)) is not before:
             self.happened(key, data)
 
     async def _left(self, steps: int, work: Coroutine[Any, Any, None]) -> None:

@@ -308,9 +308,9 @@ def test_a_batch_is_one_line_of_the_access_log(bucket: Bucket, tmp_path: Path) -
         assert ask(proxy.address, "POST", TARGET, (("content-length", str(len(body))),), body).status == 200
         proxy.settle()
     (line,) = [line for line in proxy.lines("request") if line.get("key") == "batch"]
-    told = {name: line[name] for name in ("method", "status", "op", "objects", "hits", "failed", "bytes")}
-    assert told == {"method": "POST", "status": 200, "op": "steer", "objects": 4, "hits": 2, "failed": 1,
-                    "bytes": len(RAMP) + 10_000}  # fmt: skip
+    logged = {name: line[name] for name in ("method", "status", "op", "objects", "hits", "failed", "bytes")}
+    assert logged == {"method": "POST", "status": 200, "op": "steer", "objects": 4, "hits": 2, "failed": 1,
+                      "bytes": len(RAMP) + 10_000}  # fmt: skip
 
 
 def test_tar_unpacks_a_batch_and_says_nothing(bucket: Bucket, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_tar_unpacks_a_batch_and_says_nothing(bucket: Bucket, tmp_path: Path) ->
             assert {key: (tmp_path / NAME / key).read_bytes() for key in keys} == {key: OBJECTS[key] for key in keys}
 
 
-def test_the_planner_hears_of_misses_and_of_hits(bucket: Bucket) -> None:
+def test_misses_and_hits_reach_the_planner(bucket: Bucket) -> None:
     reads = [url(key) for key in list(SAMPLES)[:64]]
     with Proxy(bucket, prefetch="epoch") as proxy:
         outlook = proxy.outrider.planner.registry.outlook
@@ -466,7 +466,7 @@ def test_a_write_before_the_turn_of_an_object_is_seen(proxy: Proxy, simulator: S
     assert [entry.content for entry in read] == [OBJECTS["samples/0001"], b"new", OBJECTS["samples/0002"]]
 
 
-def test_a_batch_for_which_there_is_no_memory_is_told_to_come_later(proxy: Proxy) -> None:
+def test_a_batch_for_which_there_is_no_memory_is_refused_with_slow_down(proxy: Proxy) -> None:
     memory = memory_of(proxy)
     capacity = free_bytes(memory)
     assert memory.take(capacity - _BATCH_BYTES + 4096)

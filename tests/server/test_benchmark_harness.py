@@ -1,6 +1,6 @@
 """The benchmarks' harness, never their figures: targets start, serve and stop, and each goal has its row.
 
-Targets also empty their cache when told to. Blocks that the bench writes by itself are byte for byte those of the
+Targets also empty their cache on request. Blocks that the bench writes by itself are byte for byte those of the
 store.
 """
 

@@ -47,7 +47,7 @@ class Side:
         self.requester = Requester(endpoint, keys)
         host, _, port = endpoint.rpartition("//")[2].partition(":")
         self.address = (host, int(port))
-        self.told: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
     def take(self, step: Step) -> Answer:
         query = self._filled(step.query, escaped=True)
@@ -61,29 +61,29 @@ class Side:
         return self._plain(answer)
 
     def _filled(self, text: str, *, escaped: bool = False) -> str:
-        for name, value in {**self.told, "bucket": self.bucket}.items():
+        for name, value in {**self.values, "bucket": self.bucket}.items():
             text = text.replace("{" + name + "}", quote(value, safe="") if escaped else value)
         return text
 
     def _learn(self, step: Step, answer: Answer) -> None:
         if (etag := answer.headers.get("etag")) is not None:
-            self.told["etag"] = etag
+            self.values["etag"] = etag
             if (part := re.match(r"partNumber=(\d+)&uploadId", step.query)) is not None:
-                self.told[f"etag{part[1]}"] = etag
+                self.values[f"etag{part[1]}"] = etag
         for name, header in (("version", _VERSION), ("modified", "last-modified")):
             if header in answer.headers:
-                self.told[name] = answer.headers[header]
+                self.values[name] = answer.headers[header]
         if answer.body.startswith(b"<?xml"):
             root = ElementTree.fromstring(answer.body)
             for name, tag in (("upload", "UploadId"), ("token", "NextContinuationToken")):
                 if (value := root.findtext("{*}" + tag)) is not None:
-                    self.told[name] = value
+                    self.values[name] = value
             if "partNumber=" in step.query and (copied := root.findtext("{*}ETag")) is not None:
-                self.told["etag" + step.query[len("partNumber=")]] = copied
+                self.values["etag" + step.query[len("partNumber=")]] = copied
 
     def _plain(self, answer: Answer) -> Answer:
         body = _MOMENTS.sub(rb"<\1><", answer.body.replace(self.bucket.encode(), b"BUCKET"))
-        headers = {name: "told" if name in _MOMENT_HEADERS else value for name, value in answer.headers.items()}
+        headers = {name: "a moment" if name in _MOMENT_HEADERS else value for name, value in answer.headers.items()}
         if body != answer.body:
             headers.pop("content-length", None)
         return replace(answer, body=body, headers=headers)

@@ -114,8 +114,8 @@ def test_commands_for_a_cluster_in_a_pages_text_are_taken(tmp_path: Path) -> Non
     """They run after the commands of the chart's own page."""
     commands = "".join(f"{command}\n" for command in INLINE_FOR_A_CLUSTER)
     page = a_page(tmp_path, f"{CHART_README.read_text()}\n```sh if=kubectl\n{commands}```\n")
-    told = {span for each in pages() for span in re.findall(r"`((?:helm|kubectl) [^`\n]+)`", each.read_text())}
-    assert told == {*INLINE_FOR_A_CLUSTER, "kubectl drain", "helm test"}
+    named = {span for each in pages() for span in re.findall(r"`((?:helm|kubectl) [^`\n]+)`", each.read_text())}
+    assert named == {*INLINE_FOR_A_CLUSTER, "kubectl drain", "helm test"}
     run(page, tmp_path, world=None)
 
 

@@ -95,7 +95,7 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
 
 @pytest.mark.skipif(complaint(facts()) is not None, reason=str(complaint(facts())))
 @pytest.mark.parametrize(
-    ("at", "told"),
+    ("at", "warning"),
     [
         ("train/", ""),
         ("train/dgo/2026/", "outrider: s3://{name}/train/dgo/2026/ holds no object; s3://{name}/train/ does.\n"),
@@ -107,8 +107,8 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
         ),
     ],
 )
-def test_a_mount_of_nothing_is_told_with_the_nearest_prefix_that_has_objects(
-    bucket: Bucket, tmp_path: Path, at: str, told: str
+def test_a_mount_of_nothing_is_reported_with_the_nearest_prefix_that_has_objects(
+    bucket: Bucket, tmp_path: Path, at: str, warning: str
 ) -> None:
     name = bucket.make_bucket("mounted-prefixes")
     client = bucket.client()
@@ -120,7 +120,7 @@ def test_a_mount_of_nothing_is_told_with_the_nearest_prefix_that_has_objects(
     command.environ["OUTRIDER_ORIGIN"] = bucket.endpoint
     (tmp_path / "mount").mkdir()
     done = command.run("mount", "--summary", "none", f"s3://{name}/{at}", tmp_path / "mount", "--", "true")
-    assert (done.returncode, done.stderr) == (0, told.format(name=name))
+    assert (done.returncode, done.stderr) == (0, warning.format(name=name))
 
 
 # The command, the proxy that waits for it, and the FUSE client.

@@ -115,8 +115,8 @@ def test_a_plan_or_command_that_is_withdrawn_or_refused_leaves_no_cycle(
 
     def take_back(_: int = 0) -> None:
         for _ in range(2):
-            told = ask(proxy.address, "PUT", f"/_outrider/{kind}/all", headers, names)
-            assert told.status == status
+            answer = ask(proxy.address, "PUT", f"/_outrider/{kind}/all", headers, names)
+            assert answer.status == status
         # The first DELETE ends it, the second forgets it.
         for _ in range(2):
             ask(proxy.address, "DELETE", f"/_outrider/{kind}/all")

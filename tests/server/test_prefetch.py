@@ -41,7 +41,7 @@ def objects(bucket: Bucket) -> None:
 
 @pytest.fixture
 def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Proxy]]:
-    """A factory of proxies whose cache holds a quarter of the shards, unless told otherwise."""
+    """A factory of proxies whose cache holds a quarter of the shards by default."""
     made: list[Proxy] = []
 
     def make(**settings: Any) -> Proxy:
@@ -75,7 +75,7 @@ def epoch(proxy: Proxy, keys: list[str]) -> list[str]:
 
 
 def settle(proxy: Proxy) -> None:
-    """Wait until the planner has heard of all hits, and the prefetches that it wanted have ended."""
+    """Wait until the planner has learned of all hits, and the prefetches that it wanted have ended."""
 
     async def planned() -> None:
         while not await proxy.outrider.prefetch.tick():
@@ -98,7 +98,7 @@ def shuffled(seed: int) -> list[str]:
 
 
 def seedless() -> list[str]:
-    """An order that no draw of a random generator gives, so that its first reads tell of no others."""
+    """An order that no draw of a random generator gives, so that no others follow from its first reads."""
     return sorted(KEYS, key=lambda key: hashlib.sha256(key.encode()).digest())
 
 
@@ -175,8 +175,8 @@ def settled(bucket: Bucket, proxy: Proxy) -> None:
     client = bucket.client()
     last = client.head_object(Bucket=NAME, Key=KEYS[-1])["LastModified"]
     while True:
-        told = client.head_object(Bucket=NAME, Key=KEYS[-1])["ResponseMetadata"]["HTTPHeaders"]["date"]
-        if parsedate_to_datetime(told) - last >= timedelta(seconds=2):
+        date = client.head_object(Bucket=NAME, Key=KEYS[-1])["ResponseMetadata"]["HTTPHeaders"]["date"]
+        if parsedate_to_datetime(date) - last >= timedelta(seconds=2):
             break
         time.sleep(0.1)
     client.close()
@@ -220,7 +220,7 @@ def test_after_a_restart_one_list_replaces_a_head_for_each_object(
 TAGS = {"TagSet": [{"Key": "a", "Value": "b"}]}
 
 
-def tags_told(address: tuple[str, int]) -> str | None:
+def tag_count(address: tuple[str, int]) -> str | None:
     return ask(address, "HEAD", f"/{NAME}/{KEYS[-1]}").headers.get("x-amz-tagging-count")
 
 
@@ -243,7 +243,7 @@ def test_tags_put_through_the_proxy_show_after_restarts_however_often_the_datase
     proxy.client().put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=TAGS)
     for _ in range(2):
         if read_again:
-            assert tags_told(proxy.address) == "1"
+            assert tag_count(proxy.address) == "1"
         proxy.stop()
         off_s += 61  # as above
         proxy.restart(crashed=crashed)
@@ -251,7 +251,7 @@ def test_tags_put_through_the_proxy_show_after_restarts_however_often_the_datase
         epoch(proxy, KEYS[:-1])
         assert any("list-type" in request.query for request in simulator.log())
         assert heads(simulator) < SHARDS / 2, "the list confirms the others"
-    assert tags_told(proxy.address) == "1"
+    assert tag_count(proxy.address) == "1"
 
 
 @pytest.mark.usefixtures("untagged")
@@ -269,4 +269,4 @@ def test_a_write_that_cannot_be_recorded_is_carried_out_and_all_is_revalidated_a
     simulator.reset()
     epoch(proxy, KEYS[:-1])
     assert heads(simulator) == SHARDS - 1
-    assert tags_told(proxy.address) == "1"
+    assert tag_count(proxy.address) == "1"

@@ -83,8 +83,8 @@ def test_contents_come_in_order_with_ranges_and_errors(proxy: Proxy, line: Simul
     client = Client(proxy.endpoint if by == "proxy" else line.endpoint)
     keys: list[Key] = [*KEYS[::-1], ("large", 5, 700_000), "missing", ("0007", 20_000, 20_001), KEYS[0]]
     for _ in ("cold", "warm"):
-        *told, part, missing, beyond, last = read(client, keys)
-        assert told == [(key, OBJECTS[key]) for key in KEYS[::-1]]
+        *whole, part, missing, beyond, last = read(client, keys)
+        assert whole == [(key, OBJECTS[key]) for key in KEYS[::-1]]
         assert part == (("large", 5, 700_000), RAMP[5:700_000])
         assert isinstance(missing[1], ObjectError)
         assert (missing[0], missing[1].status, missing[1].code) == ("missing", 404, "NoSuchKey")

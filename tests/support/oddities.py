@@ -31,7 +31,7 @@ class ContentRange(StrEnum):
 class Length(StrEnum):
     """How a reply states where its body ends."""
 
-    TOLD = "told"
+    STATED = "stated"
     CHUNKED = "chunked"
     UNTIL_CLOSE = "until close"
 
@@ -129,7 +129,7 @@ class Oddities:
     head_status: int | None = None
     """The status that refuses each HEAD of an object; None: HEAD is answered."""
     head_length: HeadLength = HeadLength.RIGHT
-    length: Length = Length.TOLD
+    length: Length = Length.STATED
     body: Body = Body.WHOLE
     etag: ETag = ETag.HEX
     lacks: frozenset[str] = frozenset()
@@ -320,7 +320,7 @@ def _spoil(reply: Reply, odd: Oddities) -> None:
         reply.more = MORE_BYTES
     # HTTP/1.0 has no chunks.
     reply.chunked = odd.length is Length.CHUNKED and not odd.http_1_0
-    reply.without_length = odd.length is not Length.TOLD
+    reply.without_length = odd.length is not Length.STATED
     reply.closes |= reply.without_length and not reply.chunked
 
 

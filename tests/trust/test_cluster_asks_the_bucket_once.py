@@ -119,7 +119,7 @@ def test_a_write_is_read_through_all_other_nodes(world: World) -> None:
     up after `WAIT_S`, on a machine that stands still, promises nothing."""
     if world.flags["prefetch"] != "off":
         pytest.skip("prefetch changes nothing of it")
-    nodes, stale, told = world.nodes.all, 0, 0
+    nodes, stale, judged = world.nodes.all, 0, 0
     written = [Stored(f"written/{number}", b"-") for number in range(8)]
     for stored in written:
         for node in nodes:
@@ -133,7 +133,7 @@ def test_a_write_is_read_through_all_other_nodes(world: World) -> None:
         in_time = time.perf_counter() - began < WAIT_S
         others = [node for node in nodes if node is not through]
         seen = [body(node, new.key) for node in others]
-        told += in_time
+        judged += in_time
         stale += in_time and any(data != new.data for data in seen)
     assert stale == 0
-    assert told > 0
+    assert judged > 0

@@ -1,4 +1,4 @@
-"""Members whose links go down: each on a host of its own, behind one switch. Nobody is told; packets just stay away."""
+"""Members whose links go down: each on a host of its own, behind one switch. No message says so: packets stay away."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ KNOBS: tuple[tuple[str, Any], ...] = (
     *(("checksum", form) for form in Checksum if form is not Checksum.NONE),
     *(("head_status", status) for status in (403, 404, 405, 501)),
     *(("head_length", form) for form in HeadLength if form is not HeadLength.RIGHT),
-    *(("length", form) for form in Length if form is not Length.TOLD),
+    *(("length", form) for form in Length if form is not Length.STATED),
     *(("body", form) for form in Body if form is not Body.WHOLE),
     *(("etag", form) for form in ETag if form is not ETag.HEX),
     *(("lacks", frozenset({name})) for name in ("last-modified", "content-type", "date", "accept-ranges")),

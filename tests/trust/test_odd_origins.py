@@ -254,7 +254,7 @@ def test_a_status_that_no_store_sends_is_no_refusal(world_of: WorldOf) -> None:
 
 
 @pytest.mark.parametrize("body", [Body.CUT, Body.SHORT])
-@pytest.mark.parametrize("length", [Length.TOLD, Length.CHUNKED])
+@pytest.mark.parametrize("length", [Length.STATED, Length.CHUNKED])
 def test_a_body_that_is_too_short_never_passes_for_the_whole(world_of: WorldOf, body: Body, length: Length) -> None:
     """With `SHORT` a direct client takes the half for the whole. It may be relayed, but never kept."""
     odd = Oddities(body=body, length=length)

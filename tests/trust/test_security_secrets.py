@@ -203,7 +203,7 @@ def test_the_origins_refusal_of_a_fill_is_not_logged(bucket: Bucket, simulator: 
     client = bucket.client()
     client.put_object(Bucket=NAME, Key="team/large", Body=bytes(400_000))
     client.close()
-    told = f"ExpiredToken</Code><Token-0>{ORIGIN_TOKEN}</Token-0><Code>"
+    code = f"ExpiredToken</Code><Token-0>{ORIGIN_TOKEN}</Token-0><Code>"
     served = ServedProxy(bucket, tmp_path, simulator.endpoint, block_size="64KiB", log_level="debug")
     with served:
         simulator.conditions.faults = [
@@ -212,7 +212,7 @@ def test_the_origins_refusal_of_a_fill_is_not_logged(bucket: Bucket, simulator: 
                 FaultKind.STATUS,
                 times=None,
                 status=400,
-                code=told,
+                code=code,
                 when=lambda request: not request.headers.get("range", "bytes=0-").startswith("bytes=0-"),
             )
         ]
@@ -243,7 +243,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_details_that_aws_tells_the_signer_are_not_told_to_the_client(
+def test_details_of_a_refusal_that_concern_the_signer_do_not_reach_the_client(
     bucket: Bucket, simulator: Simulator, code: str
 ) -> None:
     more = "".join(f"<{name}>{value}</{name}>" for name, value in REFUSALS[code].items())
@@ -305,7 +305,7 @@ def test_errors_in_settings_are_reported_without_their_secrets(bucket: Bucket, t
 
 
 def test_a_failing_credential_source_is_reported_to_the_operator_alone(bucket: Bucket, tmp_path: Path) -> None:
-    """The output of a credential process and the requested role are told to no client."""
+    """No client learns the output of a credential process, or the requested role."""
     config = tmp_path / "aws"
     config.write_text("[default]\ncredential_process = /bin/sh -c 'echo detail-of-the-house >&2; exit 3'\n")
     served = ServedProxy(bucket, tmp_path)

@@ -84,7 +84,9 @@ def simulate(
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Jobs over the same dataset.")] = 1,
     lag: Annotated[int, typer.Option(min=0, help="Shards by which each job starts after the previous one.")] = 50,
     switch: Annotated[bool, typer.Option("--switch", help="Afterwards, as many epochs over another dataset.")] = False,
-    announced: Annotated[bool, typer.Option("--told", help="The order is announced as each epoch begins.")] = False,
+    announced: Annotated[
+        bool, typer.Option("--announced", "--told", help="The order is announced as each epoch begins.")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list/--no-list", help="The bucket may be listed.")] = True,
     prefetch: Annotated[
         bool, typer.Option("--prefetch/--no-prefetch", help="The policy epoch prefetches; without, it only evicts.")

@@ -22,12 +22,12 @@ CHANCE: tuple[OrderKind, ...] = ("replacement", "zipf")
 
 
 @cache
-def kept(order: OrderKind, line: str, policy: str, told: str = "") -> tuple[float, float]:
+def kept(order: OrderKind, line: str, policy: str, announced: str = "") -> tuple[float, float]:
     """Two shares of the later epochs, in which the planner knows the set: whole shards that were hits, and bytes that
     did not come from the origin."""
     shards = Shards(COUNT, BLOCKS * MIB)
     lists = order_of(order, list(range(COUNT)), READERS, 1)
-    job = JobSpec("train", shards, lists, EPOCHS, READER_BYTES_S, announced=bool(told))
+    job = JobSpec("train", shards, lists, EPOCHS, READER_BYTES_S, announced=bool(announced))
     bandwidth, prefetch = LINES[line]
     machine = Machine(
         int(SHARE * COUNT * shards.size),
@@ -41,10 +41,10 @@ def kept(order: OrderKind, line: str, policy: str, told: str = "") -> tuple[floa
     return sum(epoch.hit_ratio for epoch in later) / len(later), 1 - sum(epoch.traffic for epoch in later) / len(later)
 
 
-@pytest.mark.parametrize(("order", "line", "told"), [*product(EPOCH_ORDERS, LINES, ["", "told"])])
-def test_a_cache_spares_the_origin_its_share_of_each_epoch(order: OrderKind, line: str, told: str) -> None:
+@pytest.mark.parametrize(("order", "line", "announced"), [*product(EPOCH_ORDERS, LINES, ["", "announced"])])
+def test_a_cache_spares_the_origin_its_share_of_each_epoch(order: OrderKind, line: str, announced: str) -> None:
     """No policy can spare more: an epoch reads no byte twice."""
-    assert kept(order, line, "epoch", told)[1] >= SHARE - UNDER_WAY
+    assert kept(order, line, "epoch", announced)[1] >= SHARE - UNDER_WAY
 
 
 @pytest.mark.parametrize(("order", "tolerance"), [("repeated", 0.0), ("fresh", 0.05), ("seeded", 0.05)])
@@ -54,9 +54,10 @@ def test_without_prefetch_whole_shards_stay(order: OrderKind, tolerance: float) 
 
 
 @pytest.mark.parametrize(
-    ("order", "line", "told"), [*product(EPOCH_ORDERS, LINES, ["", "told"]), *product(CHANCE, LINES, [""])]
+    ("order", "line", "announced"),
+    [*product(EPOCH_ORDERS, LINES, ["", "announced"]), *product(CHANCE, LINES, [""])],
 )
-def test_hits_are_hardly_ever_fewer_than_those_of_lru(order: OrderKind, line: str, told: str) -> None:
-    ours, lru = kept(order, line, "epoch", told), kept(order, line, "lru")
+def test_hits_are_hardly_ever_fewer_than_those_of_lru(order: OrderKind, line: str, announced: str) -> None:
+    ours, lru = kept(order, line, "epoch", announced), kept(order, line, "lru")
     assert ours[0] >= lru[0] - 0.02
     assert ours[1] >= lru[1] - 0.02

@@ -1,4 +1,4 @@
-"""Orders that clients tell: in pieces, in part, told again, or with an object twice."""
+"""Orders that clients announce: in pieces, in part, again, or with an object twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
         start, piece = left[worker].pop(0)
         epoch.cursor.position = len(epoch.agenda)
         announce(epoch, piece, start, len(shares[worker]))
-        assert set(piece) <= set(epoch.agenda[epoch.cursor.position :]), "the told objects are still to be prefetched"
+        assert set(piece) <= set(epoch.agenda[epoch.cursor.position :]), "announced objects are still to be prefetched"
         if read and random.random() < 0.5:
             epoch.read(read.pop(), 1.0)
     part = {key: (index + 0.5) / len(keys) for keys in shares.values() for index, key in enumerate(keys)}
@@ -50,7 +50,7 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
 
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
-def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns: list[tuple[int, int]]) -> None:
+def test_workers_that_are_equally_far_have_one_order_whichever_announces_first(turns: list[tuple[int, int]]) -> None:
     epoch = JobEpoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
         announce(epoch, [key], start, 2)
@@ -58,7 +58,7 @@ def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns
 
 
 def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far() -> None:
-    """Eight ranks of a node tell their orders in turn. To merge all of them each time would hold all readers up."""
+    """Eight ranks of a node announce their orders in turn. To merge all of them each time would hold all readers up."""
     placed = 0
 
     class Counted(JobEpoch):
@@ -77,7 +77,7 @@ def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far(
 
 
 def announce_order(store: PlannedStore, order: list[ObjectRef], total: int | None) -> None:
-    """Tells an order in the pieces in which the server passes it on."""
+    """Announces an order in the pieces in which the server passes it on."""
     for at in range(0, len(order), 100):
         store.planner.announced("a", order[at : at + 100], store.now, start=at, total=total)
 
@@ -95,18 +95,19 @@ def test_the_pieces_of_a_hint_without_a_total_are_read_one_after_the_other() -> 
 
 
 @pytest.mark.parametrize(("piece", "ahead"), [(40, 20), (40, 2), (1, 1)])
-def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few_reads_are_left(
+def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_announced_when_few_reads_are_left(
     piece: int, ahead: int
 ) -> None:
     store = PlannedStore(400, 1, 100)
     order = shuffled(store, 1)
     for _ in range(3):
         hits: list[bool] = []
-        told = 0
+        announced = 0
         for number, ref in enumerate(order):
-            while told < len(order) and told - number <= ahead:
-                store.planner.announced("a", order[told : told + piece], store.now, start=told, total=len(order))
-                told += piece
+            while announced < len(order) and announced - number <= ahead:
+                refs = order[announced : announced + piece]
+                store.planner.announced("a", refs, store.now, start=announced, total=len(order))
+                announced += piece
             think(store)
             land(store, 4)
             hits += drive(store, [ref])
@@ -117,7 +118,7 @@ def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few
     ("kind", "goal", "count", "ranks"),
     [
         (kind, goal, count, ranks)
-        for row, (kind, goal) in enumerate((("told", 0.7), ("repeated", 0.7), ("fresh", 0.45)))
+        for row, (kind, goal) in enumerate((("announced", 0.7), ("repeated", 0.7), ("fresh", 0.45)))
         for column, (count, ranks) in enumerate(((403, 4), (403, 8), (201, 16)))
         if SCALE > 1 or row == column
     ],
@@ -135,7 +136,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epoch
             order = shuffled(store, epoch)
         padded = order + order[: -len(order) % ranks]
         parts = [padded[rank::ranks] for rank in range(ranks)]
-        for part in parts if kind == "told" else []:
+        for part in parts if kind == "announced" else []:
             store.planner.announced("a", part, store.now, start=0, total=len(part))
         ratios.append(ratio(drive_beside(store, parts, random)))
     assert min(ratios[1:]) > goal, ratios
@@ -238,7 +239,7 @@ def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Rand
     return hits
 
 
-def test_objects_that_a_run_resumed_within_a_told_order_has_skipped_do_not_stop_prefetch() -> None:
+def test_objects_that_a_run_resumed_within_an_announced_order_has_skipped_do_not_stop_prefetch() -> None:
     store = PlannedStore(1000, 1, 250)
     store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
@@ -268,19 +269,19 @@ def test_a_hint_for_which_another_dataset_is_forgotten_is_taken_as_a_whole() -> 
     assert sum(epoch.left for dataset in planner.registry.datasets() for epoch in dataset.epochs()) == 400
 
 
-def test_a_hint_in_another_order_replaces_the_told_order_under_way() -> None:
+def test_a_hint_in_another_order_replaces_the_announced_order_under_way() -> None:
     store = PlannedStore(500, 1, 100)
     first, second = shuffled(store, 1), shuffled(store, 2)
     store.planner.announced("a", first, 0.0)
     drive(store, first[:80])
     store.planner.announced("a", first, store.now)
-    assert ratio(drive(store, first[80:100])) == 1.0, "the same order told again changes nothing"
+    assert ratio(drive(store, first[80:100])) == 1.0, "the same order announced again changes nothing"
     store.now += 30.0
     announce_order(store, second, 500)
     assert ratio(drive(store, second)) > 0.9
 
 
-def test_draws_with_replacement_that_were_told_are_predicted() -> None:
+def test_draws_with_replacement_that_were_announced_are_predicted() -> None:
     store = PlannedStore(400, 1, 120)
     draws = Random(1).choices(store.refs, k=400)
     store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
@@ -288,7 +289,7 @@ def test_draws_with_replacement_that_were_told_are_predicted() -> None:
     assert ratio(drive(store, draws)) > 0.8
 
 
-def test_an_object_that_is_told_twice_in_one_piece_is_expected_once() -> None:
+def test_an_object_that_is_announced_twice_in_one_piece_is_expected_once() -> None:
     store = PlannedStore(100, 1, 30)
     store.planner.announced("a", store.refs[:50] + store.refs[:10], 0.0)
     assert len(agenda(store)) == 50

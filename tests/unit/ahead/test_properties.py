@@ -104,8 +104,8 @@ def follow_a_trace(chance: Random, store: PlannedStore, page: int, in_epochs: bo
             before = objects - len(come) - len(to_list)
             store.planner.discovery.listed("bucket", come, before=before, more=bool(to_list))
         elif act == "T":
-            told = hints.setdefault(client, Hint())
-            store.planner.announced(client, chance.sample(store.refs, objects // 2), store.now, hint=told)
+            hint = hints.setdefault(client, Hint())
+            store.planner.announced(client, chance.sample(store.refs, objects // 2), store.now, hint=hint)
         elif act == "D":
             store.planner.withdraw(hints.pop(client, Hint()), hints.values(), store.now)
         assert len(store.present) <= capacity

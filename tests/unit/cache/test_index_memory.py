@@ -63,14 +63,14 @@ BYTES_PER_SMALL_OBJECT_MAX = 366
 
 def small(number: int) -> BlockMeta:
     """A small object as a reply of the bucket describes it, each time with new copies."""
-    told = {
+    stated = {
         "accept-ranges": "bytes", "content-type": "image/jpeg", "x-amz-server-side-encryption": "AES256",
         "x-amz-storage-class": "INTELLIGENT_TIERING", "etag": f'"{number:032x}"',
         "last-modified": f"Mon, 23 Nov 2026 20:{number // 60 % 60:02}:{number % 60:02} GMT",
     }  # fmt: skip
-    came = [(name.encode().decode(), value.encode().decode()) for name, value in told.items()]
+    copied = [(name.encode().decode(), value.encode().decode()) for name, value in stated.items()]
     ref = ObjectRef(b"imagenet".decode(), f"train/{number:07d}.jpg")
-    version = ObjectVersion(ref, dict(came)["etag"], BLOCK_BYTES, replayable(tuple(came)))
+    version = ObjectVersion(ref, dict(copied)["etag"], BLOCK_BYTES, replayable(tuple(copied)))
     return BlockMeta(LAYOUT, version, 0)
 
 

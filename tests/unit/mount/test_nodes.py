@@ -66,7 +66,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 def test_numbers_name_one_version_as_long_as_the_kernel_knows_them(steps: list[tuple[str, str, int]]) -> None:
     nodes = MountNodes("p/")
-    # By name: the version of a file, or None for a directory. By number: what the kernel was told, and how often.
+    # By name: the version of a file, or None for a directory. By number: what the kernel got, and how often.
     there: dict[str, int | None] = {}
     known: dict[int, tuple[str, int | None, int]] = {}
     # No two versions ever had one number.

@@ -205,8 +205,8 @@ def test_no_byte_is_lost_or_made_up(way: Way, kind: OrderKind) -> None:
     assert sum(node.received_bytes for node in nodes) == sim.bucket.sent_bytes + sim.peer_bytes
     assert sum(node.peer_bytes for node in nodes) == sim.peer_bytes
     # A prefetch that was under way as the job ended belongs to no epoch.
-    told = sum(epoch.read.origin_bytes for epoch in sim.epochs)
-    assert told <= sim.bucket.sent_bytes <= told + 3 * 16 * MIB
+    reported = sum(epoch.read.origin_bytes for epoch in sim.epochs)
+    assert reported <= sim.bucket.sent_bytes <= reported + 3 * 16 * MIB
     assert [epoch.read.opened for epoch in sim.epochs] == [48] * 3
     # No search goes on after the job.
     assert sim.time.now <= sum(epoch.read.took_s for epoch in sim.epochs) + 3.0
@@ -310,12 +310,12 @@ def test_invalid_options_are_refused_by_name(words: list[str], said: str) -> Non
     assert said in result.output
 
 
-def test_a_told_order_reaches_all_members_and_nothing_stays_on_its_way() -> None:
+def test_an_announced_order_reaches_all_members_and_nothing_stays_on_its_way() -> None:
     spec = job("fresh", readers=3)
     nodes = replace(THREE, machine=replace(THREE.machine, capacity_bytes=20 * MIB))
-    sims = [run(nodes, "cluster", replace(spec, announced=told)) for told in (False, True)]
-    unknown_s, told_s = (sum(epoch.read.stall_s for epoch in sim.epochs[1:]) for sim in sims)
-    assert told_s < 0.6 * unknown_s
+    sims = [run(nodes, "cluster", replace(spec, announced=announced)) for announced in (False, True)]
+    unknown_s, announced_s = (sum(epoch.read.stall_s for epoch in sim.epochs[1:]) for sim in sims)
+    assert announced_s < 0.6 * unknown_s
     for node in sims[1].members.values():
         assert node.planner is not None
         assert node.planner.outstanding.blocks == 0
@@ -332,14 +332,14 @@ def test_a_node_keeps_what_it_reads_again_soonest_of_others_blocks() -> None:
     assert sum(epoch.read.origin_bytes for epoch in epochs[1:]) == 0
 
 
-@pytest.mark.parametrize(("objects", "told", "most"), [(1, False, 1.3), (16, False, 1.45), (16, True, 1.25)])
-def test_nodes_that_read_the_same_at_once_ask_the_bucket_once(objects: int, told: bool, most: float) -> None:
+@pytest.mark.parametrize(("objects", "announced", "most"), [(1, False, 1.3), (16, False, 1.45), (16, True, 1.25)])
+def test_nodes_that_read_the_same_at_once_ask_the_bucket_once(objects: int, announced: bool, most: float) -> None:
     """Weights of 2 GB on eight nodes: the row `weights` of `make bench-cluster`, if owners send their blocks one after
-    the other. The fullest owner sends 1.06 times the data, and each node waits for it in each window. An order that is
-    told looks past the end of an object."""
+    the other. The fullest owner sends 1.06 times the data, and each node waits for it in each window. An
+    announced order looks past the end of an object."""
     size, link = 2_000_000_000 // objects, 60e6
     nodes = SimNodes(8, Machine(4_000_000_000, inf, 0.03, 8 * MIB), link, 1e9)
-    spec = JobSpec("w", Shards(objects, size, "w"), lambda _: [list(range(objects))] * 8, 1, 1e10, announced=told)
+    spec = JobSpec("w", Shards(objects, size, "w"), lambda _: [list(range(objects))] * 8, 1, 1e10, announced=announced)
     (epoch,) = run(nodes, "cluster", spec).epochs
     assert epoch.read.origin_bytes == objects * size
     assert epoch.peer_bytes == 7 * objects * size

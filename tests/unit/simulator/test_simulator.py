@@ -48,11 +48,11 @@ def test_the_miss_ratio_curve_is_that_of_lru_at_other_sizes() -> None:
     miss_ratio = MissRatioCurve(count // 4, sampled_max=2000)
     for ref in chance.choices(refs, k=6 * count):
         miss_ratio.opened(ref, 1)
-    told = miss_ratio.lru()
-    assert told is not None
+    curve = miss_ratio.lru()
+    assert curve is not None
     # Uniform sampling with replacement: a cache of a part of the objects hits for that part of the reads.
     for factor, truth in ((0.5, 0.125), (1.0, 0.25), (2.0, 0.5), (4.0, 1.0)):
-        assert told[factor] == pytest.approx(truth, abs=0.04)
+        assert curve[factor] == pytest.approx(truth, abs=0.04)
 
 
 def test_the_miss_ratio_curve_samples_a_smaller_part_of_more_names() -> None:
@@ -75,10 +75,10 @@ def test_the_estimate_for_epochs_is_better_than_lru() -> None:
         for i in range(100):
             miss_ratio.opened(ObjectRef("b", str(i)), 1)
     assert miss_ratio.lru() == {0.5: 0.0, 1.0: 0.0, 2.0: 0.0, 4.0: pytest.approx(0.667, abs=0.01)}
-    told = miss_ratio.epoch(Outlook(set_reads=100, set_bytes=100))
-    assert told is not None
-    assert told[1.0] == pytest.approx(0.597, abs=0.01)
-    assert miss_ratio.epoch(Outlook(ordered_reads=100, ordered_bytes=100)) == dict.fromkeys(told, 1.0)
+    curve = miss_ratio.epoch(Outlook(set_reads=100, set_bytes=100))
+    assert curve is not None
+    assert curve[1.0] == pytest.approx(0.597, abs=0.01)
+    assert miss_ratio.epoch(Outlook(ordered_reads=100, ordered_bytes=100)) == dict.fromkeys(curve, 1.0)
     assert miss_ratio.epoch(Outlook(part_reads=100, set_bytes=100)) == {0.5: 0.125, 1.0: 0.25, 2.0: 0.5, 4.0: 1.0}
 
 
@@ -120,6 +120,13 @@ def test_a_simulation_without_prefetch_only_evicts() -> None:
     second = {row["policy"]: row for row in rows if row["epoch"] == 2}
     assert second["opt"]["hits"] - 0.1 <= second["epoch"]["hits"] <= second["opt"]["hits"]  # type: ignore[operator]
     assert second["epoch"]["waste"] == 0.0
+
+
+def test_an_announced_order_is_known_from_the_first_read_on_also_by_the_options_former_name() -> None:
+    words = [*SMALL, "--order", "fresh", "--bandwidth", "2x", "--policy", "epoch", "--epochs", "1"]
+    (unknown,), (announced,) = simulate(*words), simulate(*words, "--announced")
+    assert announced["hits"] > unknown["hits"]  # type: ignore[operator]
+    assert simulate(*words, "--told") == [announced]
 
 
 def test_no_search_goes_on_after_the_job() -> None:

@@ -292,17 +292,18 @@ def test_a_dataset_of_too_many_names_is_not_listed_again_and_again() -> None:
     names_max, count, page = 3000, 3800, 100
     planner = Planner(10_000, 10, keys_max=names_max)
     keys = [f"d/{number:06d}.jpg" for number in range(count)]
-    lists, told = 0, names_max
+    lists, listed = 0, names_max
     for now, key in enumerate(Random(1).sample(keys, count)):
         requested(planner, key, 0.01 * now)
         if planner.discovery.please_list():
-            lists, told = lists + 1, 0
+            lists, listed = lists + 1, 0
         for _ in range(4):
-            if told < names_max:
-                planner.discovery.listed("b", [(key, 10) for key in keys[told : told + page]], before=told, more=True)
-                told += page
-                if told == names_max:
-                    planner.discovery.listed("b", (), before=told)
+            if listed < names_max:
+                names = [(key, 10) for key in keys[listed : listed + page]]
+                planner.discovery.listed("b", names, before=listed, more=True)
+                listed += page
+                if listed == names_max:
+                    planner.discovery.listed("b", (), before=listed)
     assert lists == 1
 
 

@@ -301,16 +301,16 @@ def become_one(planner: Planner, now: float) -> None:
 
 def test_outstanding_objects_move_into_the_merged_dataset() -> None:
     planner = Planner(1000 * MIB, MIB)
-    told = [ObjectRef("b", f"clips/{clip(number)}") for number in range(8)]
-    planner.announced("a", told, 0.0)
+    refs = [ObjectRef("b", f"clips/{clip(number)}") for number in range(8)]
+    planner.announced("a", refs, 0.0)
     outstanding = [want.ref for want in planner.wants(0.0, 1000 * MIB, 16)]
-    assert sorted(outstanding) == sorted(told)
+    assert sorted(outstanding) == sorted(refs)
     become_one(planner, 0.1)
-    planner.discovery.listed("b", [(ref.key, MIB) for ref in told])
-    planner.announced("a", told, 0.2)
+    planner.discovery.listed("b", [(ref.key, MIB) for ref in refs])
+    planner.announced("a", refs, 0.2)
     assert planner.outstanding.blocks == 8
     assert planner.wants(0.3, 1000 * MIB, 16) == []
-    for number, ref in enumerate(told):
+    for number, ref in enumerate(refs):
         planner.added(BlockKey(number.to_bytes(16, "big"), 0), ObjectVersion(ref, '"e"', MIB))
     assert planner.outstanding.blocks == 0
 

@@ -27,7 +27,7 @@ RATE = 2e6
 COUNT = 1501
 # A simulated read takes a hundred times as long as one of `Sampled`.
 SIMULATED, LARGER = (COUNT, COUNT) if SCALE > 1 else (401, 601)
-TOLD = COUNT if SCALE > 1 else 901
+ANNOUNCED = COUNT if SCALE > 1 else 901
 
 
 def drawn_order(draw: Draw, count: int) -> list[int]:
@@ -87,7 +87,7 @@ WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
 
 # The rest is in the long form: `test_torch_sampler.py` has each way to draw.
 @pytest.mark.parametrize("world", WORLDS if SCALE > 1 else ["a sampler", "large batches", "the loader's generator"])
-def test_a_new_seeded_order_each_epoch_is_predicted_as_well_as_a_told_one(world: str) -> None:
+def test_a_new_seeded_order_each_epoch_is_predicted_as_well_as_an_announced_one(world: str) -> None:
     how = WORLDS[world]
     first, *later = simulated([a_job(sampled(**how), count=how.get("count", SIMULATED))], how.get("workers", 1))
     assert first.hit_ratio > 0.85
@@ -154,13 +154,13 @@ def chance_of(order: Order) -> Order:
 
 
 def test_the_search_changes_nothing_for_random_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> list[tuple[float, float]]:
+    def results() -> list[tuple[float, float]]:
         order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(SIMULATED), SIMULATED)]  # noqa: E731
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order, epochs=2)], 1)]
 
-    with_it = told()
+    with_it = results()
     monkeypatch.setattr(OrderSearch, "begin", lambda self, dataset: dataset.to_search.clear())
-    assert told() == with_it
+    assert results() == with_it
 
 
 def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again() -> None:
@@ -175,50 +175,50 @@ def test_an_epoch_in_another_order_is_given_up_and_the_next_ones_are_found_again
     assert epochs[2].traffic < 1.02
 
 
-# -- workers that read what one process told ---------------------------------------------------------------------
+# -- workers that read what one process announced ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(32, 2), (64, 8), (128, 4)][: 3 if SCALE > 1 else 2])
-@pytest.mark.parametrize("piece", [TOLD, 200])
-def test_an_order_that_a_sampler_tells_is_prefetched_as_its_workers_read_it(
+@pytest.mark.parametrize("piece", [ANNOUNCED, 200])
+def test_an_order_that_a_sampler_announces_is_prefetched_as_its_workers_read_it(
     piece: int, batch: int, workers: int
 ) -> None:
-    """The main process tells the sampler's order; each of its workers reads in another batch of it."""
-    proxy = Sampled(TOLD)
+    """The main process announces the sampler's order; each of its workers reads in another batch of it."""
+    proxy = Sampled(ANNOUNCED)
     parts = []
     for epoch in range(2):
-        told = Random(f"no seed {epoch}").sample(range(TOLD), TOLD)
-        for begin in range(0, TOLD, piece):
-            refs = [proxy.refs[number] for number in told[begin : begin + piece]]
+        order = Random(f"no seed {epoch}").sample(range(ANNOUNCED), ANNOUNCED)
+        for begin in range(0, ANNOUNCED, piece):
+            refs = [proxy.refs[number] for number in order[begin : begin + piece]]
             proxy.planner.announced("client", refs, proxy.now, start=begin, total=None)
-        parts.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 2 * workers + 4))
+        parts.append(proxy.foreseen(beside_each_other(order, batch, workers, Random(epoch)), 2 * workers + 4))
     first, second = parts
-    # Seventeen reads of each worker tell how many workers there are.
-    assert first > 1 - 1.25 * (48 + 17 * workers) / TOLD
+    # Seventeen reads of each worker show how many workers there are.
+    assert first > 1 - 1.25 * (48 + 17 * workers) / ANNOUNCED
     assert second > 0.95
 
 
-def test_an_order_that_one_worker_reads_as_told_stays_as_it_was_told() -> None:
+def test_an_order_that_one_worker_reads_as_announced_stays_as_it_was() -> None:
     proxy = Sampled(400)
-    told = Random("no seed").sample(range(400), 400)
-    proxy.planner.announced("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
-    assert proxy.foreseen(told, 1) == 1.0
+    order = Random("no seed").sample(range(400), 400)
+    proxy.planner.announced("client", [proxy.refs[number] for number in order], proxy.now, start=0, total=400)
+    assert proxy.foreseen(order, 1) == 1.0
 
 
 @pytest.mark.parametrize("pieces", [(1000, 400), (600, 424, 376), (1400,)])
-def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(pieces: tuple[int, ...]) -> None:
-    """The order in which workers take turns is worked out anew with each piece. The set of told objects is certain."""
-    count, batch, told, reads = sum(pieces), 64, 0, 0
+def test_an_order_announced_in_pieces_stays_the_same_when_more_workers_are_seen(pieces: tuple[int, ...]) -> None:
+    """The order in which workers take turns is worked out anew with each piece. The set of objects is certain."""
+    count, batch, announced, reads = sum(pieces), 64, 0, 0
     refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
     planner = Planner(100 * SIZE, SIZE)
     by_two = [number for each in range(40) for number in (each, batch + each)]
     by_three = [number for each in range(40, batch) for number in (each, batch + each, 2 * batch + each - 40)]
     for piece in pieces:
-        planner.announced("a", refs[told : told + piece], 0.0, start=told, total=count)
-        told += piece
+        planner.announced("a", refs[announced : announced + piece], 0.0, start=announced, total=count)
+        announced += piece
         [dataset] = planner.registry.datasets()
         [epoch] = dataset.epochs()
-        for workers, its in ((2, by_two), (3, by_three if told == count else [])):
+        for workers, its in ((2, by_two), (3, by_three if announced == count else [])):
             while its:
                 number = its.pop(0)
                 planner.requested("a", refs[number], SIZE, Extent(0, SIZE), float(reads))
@@ -228,16 +228,16 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
                     pass
                 if not its:
                     assert (epoch.batch, epoch.workers) == (batch, workers)
-            assert epoch.agenda == at_once(in_batches(array("i", range(told)), batch, epoch.workers))
-            assert [epoch.place[key] for key in epoch.agenda] == list(range(told))
+            assert epoch.agenda == at_once(in_batches(array("i", range(announced)), batch, epoch.workers))
+            assert [epoch.place[key] for key in epoch.agenda] == list(range(announced))
 
 
 @pytest.mark.parametrize("hits_max", [10, 18])
 @pytest.mark.parametrize("seed", range(12 if SCALE > 1 else 2))
-def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader_look_like_several(
+def test_hits_that_reach_the_planner_later_than_misses_do_not_make_one_reader_look_like_several(
     seed: int, hits_max: int
 ) -> None:
-    """The planner hears of a hit that the fast path served at the next tick, and of a miss at once. So reads one after
+    """The planner learns of a hit that the fast path served at the next tick, and of a miss at once. So reads one after
     the other look like parallel reads."""
     chance, count, each_s = Random(seed), 500, 0.005
     refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
@@ -259,22 +259,22 @@ def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_reads_of_an_epoch_that_are_heard_of_in_the_next_one_hide_no_order(seed: int) -> None:
-    """Hits are heard of later than misses, also where an epoch ends. The first reads of the next epoch came before the
+def test_reads_of_an_epoch_that_are_reported_in_the_next_one_hide_no_order(seed: int) -> None:
+    """Hits are reported later than misses, also where an epoch ends. The first reads of the next epoch came before the
     last ones of this epoch, which were taken for reads in a wrong order, and the order was lost for good."""
     chance, count, epochs = Random(seed), 400, range(4)
     in_order = [number for epoch in epochs for number in drawn_order(of_one_generator(epoch, count), count)]
-    heard, read = list[int](), 0
+    reported, read = list[int](), 0
     while read < len(in_order):
         hits, misses = chance.randint(0, 12), chance.randint(1, 4)
-        heard += in_order[read + hits : read + hits + misses] + in_order[read : read + hits]
+        reported += in_order[read + hits : read + hits + misses] + in_order[read : read + hits]
         read += hits + misses
     world = Sampled(count)
-    foreseen = [world.foreseen(heard[epoch * count : (epoch + 1) * count], within=64) for epoch in epochs]
+    foreseen = [world.foreseen(reported[epoch * count : (epoch + 1) * count], within=64) for epoch in epochs]
     assert min(foreseen) > 0.8
 
 
-def test_orders_that_several_workers_tell_of_their_own_reads_stay_as_told() -> None:
+def test_orders_that_several_workers_announce_of_their_own_reads_stay_as_announced() -> None:
     """Workers that drift look like workers with batches."""
     for seed in range(rounds(4)):
         proxy, chance = Sampled(400), Random(seed)
@@ -283,14 +283,14 @@ def test_orders_that_several_workers_tell_of_their_own_reads_stay_as_told() -> N
             chance.shuffle(queue)
             refs = [proxy.refs[number] for number in queue]
             proxy.planner.announced("client", refs, proxy.now, start=0, total=len(refs))
-        told = proxy.expected
+        announced = proxy.expected
         while any(map(len, queues)) and len(queues[0]) > 10:
             queue = chance.choices(queues, [1, 0.9, 0.8, 0.7])[0]
             if queue:
                 proxy.read([queue.pop(0)])
                 for _ in proxy.steps():
                     pass
-        assert proxy.expected == told
+        assert proxy.expected == announced
 
 
 def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
@@ -298,9 +298,9 @@ def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
     proxy = Sampled(COUNT)
     foreseen = []
     for epoch, (batch, workers) in enumerate([(64, 8), (1, 1), (32, 2), (64, 8)]):
-        told = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
-        proxy.planner.announced("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=COUNT)
-        foreseen.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 24))
+        order = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
+        proxy.planner.announced("client", [proxy.refs[number] for number in order], proxy.now, start=0, total=COUNT)
+        foreseen.append(proxy.foreseen(beside_each_other(order, batch, workers, Random(epoch)), 24))
     assert min(foreseen) > 0.8
 
 
@@ -397,12 +397,12 @@ def test_a_name_that_appears_during_the_search_does_no_harm() -> None:
 
 def test_a_hint_that_replaces_a_withdrawn_one_during_the_search_for_workers_holds() -> None:
     proxy = Sampled(COUNT)
-    told = Random("no seed").sample(range(COUNT), 1200)
-    first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
+    order = Random("no seed").sample(range(COUNT), 1200)
+    first, rest = order[:800], [number for number in range(COUNT) if number not in set(order)][:300]
     cached, gone = Hint(), Hint()
     planner = proxy.planner
     planner.announced("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, hint=cached)
-    planner.announced("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, hint=gone)
+    planner.announced("client", [proxy.refs[n] for n in order[800:1100]], proxy.now, start=800, total=None, hint=gone)
     steps = proxy.steps()
     proxy.read(beside_each_other(first, 64, 8, Random(1))[:200])
     next(steps)
@@ -440,7 +440,7 @@ def test_a_dataset_that_is_forgotten_meanwhile_is_not_searched_any_more() -> Non
     assert not dataset.epochs()
 
 
-def test_an_order_that_is_told_meanwhile_stays() -> None:
+def test_an_order_that_is_announced_meanwhile_stays() -> None:
     read = Sampled(2000)
     order = drawn_order(Draw(50), 2000)
     read.read(order[:16])

@@ -61,7 +61,7 @@ def test_a_job_that_follows_another_reads_from_the_cache_and_the_bucket_is_read_
     # Where the known order of the followers ends, nothing is guessed.
     assert one_client or apart != 7 or first[0].waste < 0.4
     for epochs in later:
-        # Eight jobs behind one address that read nearly the same objects at once are not always told apart.
+        # Eight jobs behind one address that read nearly the same objects at once are not always distinguished.
         assert hits(epochs) > (0.8 if one_client and jobs == 8 and apart == 1 else 0.94), [hits(each) for each in later]
         # The first job's epoch brings most of the objects that the others read.
         assert epochs[0].traffic < (1.05 if apart == 7 else 2.5), [each[0].traffic for each in later]
@@ -92,20 +92,20 @@ def test_the_followers_of_a_job_that_has_ended_read_names_that_are_new_since() -
     assert len(drive(store, new, "second")) == len(new)
 
 
-def test_the_order_that_a_follower_tells_holds_beyond_the_reads_of_its_leader() -> None:
+def test_the_order_that_a_follower_announces_holds_beyond_the_reads_of_its_leader() -> None:
     store = PlannedStore(60, 1, 20)
     store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
     drive(store, order[:20], "a")
     drive(store, order[:1], "a")
     store.planner.announced("a", order, store.now, start=0, total=60)
-    told = [
+    announced = [
         epoch
         for (dataset,) in [store.planner.registry.datasets()]
         for epoch in dataset.jobs["a"].epochs
         if epoch.announced
     ]
-    assert [epoch.leader for epoch in told] == [None]
+    assert [epoch.leader for epoch in announced] == [None]
     for _ in range(2):
-        drive(store, order[len(told[0].log) :], "a")
-    assert told[0].number > 1, "the told epoch has ended"
+        drive(store, order[len(announced[0].log) :], "a")
+    assert announced[0].number > 1, "the announced epoch has ended"

@@ -80,13 +80,13 @@ def test_two_clients_that_read_independently_are_predicted_each_by_itself(apart:
     assert len(dataset.epochs()) >= 2
 
 
-@pytest.mark.parametrize("kind", ["repeated", "told"])
+@pytest.mark.parametrize("kind", ["repeated", "announced"])
 def test_a_known_order_of_one_client_is_preferred_to_the_shared_epoch(kind: str) -> None:
     store = listed(400)
     for epoch in range(3):
-        order = shuffled(store, epoch if kind == "told" else 1)
+        order = shuffled(store, epoch if kind == "announced" else 1)
         parts = [order[node::4] for node in range(4)]
-        for node, part in enumerate(parts) if kind == "told" else ():
+        for node, part in enumerate(parts) if kind == "announced" else ():
             store.planner.announced(f"node {node}", part, store.now, start=0, total=len(part))
         hits = by_turns(store, parts)
     assert ratio(hits) > 0.95
@@ -111,16 +111,16 @@ def test_fewer_clients_have_tables_where_names_are_many(monkeypatch: pytest.Monk
     assert len(dataset.jobs) == 8
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_new_client_beyond_the_bound_takes_the_place_of_the_one_that_was_silent_for_longest(told: bool) -> None:
-    """It does so at once if it tells its order, which is worth more than guesses about others."""
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_new_client_beyond_the_bound_takes_the_place_of_the_one_that_was_silent_for_longest(announced: bool) -> None:
+    """It does so at once if it announces its order, which is worth more than guesses about others."""
     store = listed(400)
     [dataset] = store.planner.registry.datasets()
     for number in range(JOBS_MAX):
         drive(store, [store.refs[number]], f"node {number}")
     drive(store, store.refs[100:110], "late")
     assert "late" not in dataset.jobs
-    if told:
+    if announced:
         store.planner.announced("late", store.refs[110:200], store.now, start=0, total=90)
     else:
         store.now += 61.0
@@ -128,7 +128,7 @@ def test_a_new_client_beyond_the_bound_takes_the_place_of_the_one_that_was_silen
     assert "late" in dataset.jobs
     assert "node 0" not in dataset.jobs
     assert len(dataset.jobs) == JOBS_MAX
-    if told:
+    if announced:
         assert ratio(hits[10:]) > 0.9
 
 

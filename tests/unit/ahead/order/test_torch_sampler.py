@@ -100,7 +100,7 @@ def test_too_few_reads_prove_nothing() -> None:
 
 @pytest.mark.parametrize("way", range(6))
 @pytest.mark.parametrize(("batch", "workers"), [(1, 1), (64, 8)])
-def test_four_reads_of_each_worker_tell_which_draw_follows(way: int, batch: int, workers: int) -> None:
+def test_four_reads_of_each_worker_show_which_draw_follows(way: int, batch: int, workers: int) -> None:
     likely = next_draws(Draw(5), COUNT)
     reads = beside_each_other(drawn(likely[way]), batch, workers, Random(1))[:4]
     assert at_once(following(likely, reads, COUNT, batch, workers)) == likely[way]
@@ -123,7 +123,7 @@ def test_batches_are_found_by_the_reads_of_workers(batch: int, workers: int, rou
     if len(reads) >= 17 * workers * (rounds + 1):
         assert found == (batch, workers)
     else:
-        # Too early to tell, or nearly all of the first batches was read.
+        # Too early to judge, or nearly all of the first batches was read.
         assert found in {(batch, workers), (1, 1), None}
 
 
@@ -138,8 +138,8 @@ def test_reads_one_after_the_other_are_no_batches() -> None:
     assert batches_of([2, 1, 0, 4, 3]) == (1, 1)
 
 
-def test_reads_that_are_heard_of_late_now_and_then_are_no_other_worker() -> None:
-    """The planner may hear of a miss before it hears of the hits that came before it."""
+def test_reads_that_are_reported_late_now_and_then_are_no_other_worker() -> None:
+    """The planner may learn of a miss before it learns of the hits before that."""
     reads = [*range(10), *range(11, 52), 10, *range(95, 99), *range(52, 95), *range(99, 400), *range(420, 424)]
     for count in range(100, len(reads), 10):
         assert batches_of(reads[:count]) in {None, (1, 1)}, count

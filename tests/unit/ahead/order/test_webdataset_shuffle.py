@@ -136,7 +136,7 @@ def test_a_seed_is_found_as_well_when_the_names_are_known_late() -> None:
     assert found(first_reads(shuffled(seed=FAR), 40)).shuffle is not None
 
 
-def test_a_shard_from_a_small_buffer_tells_less_of_the_seed() -> None:
+def test_a_shard_from_a_small_buffer_shows_less_of_the_seed() -> None:
     order = shuffled(seed=FAR, buffer=20)
     early = found(first_reads(order, 6))
     assert early.tried < FAR
@@ -343,7 +343,7 @@ def test_the_search_changes_nothing_for_random_reads(monkeypatch: pytest.MonkeyP
 
 
 @few_seeds
-def test_a_seed_that_is_found_after_its_epoch_tells_the_seed_of_the_next_one() -> None:
+def test_a_seed_that_is_found_after_its_epoch_gives_the_seed_of_the_next_one() -> None:
     proxy = Sampled(COUNT)
     for epoch in range(2):
         for read in beside_each_other(shuffled(seed=OWN + epoch)(0), Random(epoch)):
