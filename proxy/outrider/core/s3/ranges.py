@@ -79,3 +79,8 @@ def parse_content_range(header: str) -> tuple[Extent, int] | None:
     if not first <= last < size:
         return None
     return Extent(first, last + 1), size
+
+
+def is_impossible_range(header: str) -> bool:
+    """Whether it has the form of a Content-Range, and names bytes that an object of its size cannot have."""
+    return parse_content_range(header) is None and _CONTENT_RANGE.fullmatch(header.strip()) is not None

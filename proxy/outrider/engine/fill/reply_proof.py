@@ -11,7 +11,7 @@ from typing import NamedTuple
 from outrider.core.errors import Signal, VersionChanged
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity, sentence
-from outrider.core.s3.ranges import parse_content_range
+from outrider.core.s3.ranges import is_impossible_range, parse_content_range
 from outrider.ports import OriginReply
 
 # A reply that contradicts itself, or another one, is most likely a fault that passes: as many tries as after a broken
@@ -84,7 +84,7 @@ def proved_body(reply: OriginReply, requested: Extent | None, size: int | None =
 def _stated(status: int, stated: str, length: int | None, requested: Extent | None) -> ProvedBody:
     got = parse_content_range(stated)
     if got is None:
-        raise Unproved(Oddity.RANGE_UNPROVED)
+        raise Unproved(Oddity.RANGE_OTHER if is_impossible_range(stated) else Oddity.RANGE_UNPROVED)
     extent, size = got
     stated_length = extent.length
     if length is not None and length != stated_length:

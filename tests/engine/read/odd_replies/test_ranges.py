@@ -90,6 +90,31 @@ async def test_a_206_that_does_not_state_its_bytes_is_relayed_and_not_asked_for_
     assert await whole(room) == DATA
 
 
+@pytest.mark.parametrize("content_range", [f"bytes {SIZE}-{SIZE}/{SIZE}", f"bytes 0-{SIZE}/{SIZE}", "bytes 9-8/10"])
+@pytest.mark.parametrize("start", [0, SIZE - 7])
+async def test_a_content_range_that_no_object_of_its_size_has_is_a_fault_that_passes(
+    start: int, content_range: str, room: Engine, origin: OddPort
+) -> None:
+    faults = 4
+
+    def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
+        nonlocal faults
+        if reply.status != 206 or not faults:
+            return reply
+        faults -= 1
+        return changed(reply, add=(("content-range", content_range),))
+
+    if start:
+        # Its version is known: the missing block is requested with all others on disk.
+        assert await room.range(0, start) == DATA[:start]
+        await room.tasks.settle()
+    origin.odd = odd
+    assert await whole(room) == DATA
+    assert not faults
+    assert not uncached(room, Oddity.RANGE_OTHER)
+    assert not uncached(room, Oddity.RANGE_UNPROVED)
+
+
 async def test_a_part_of_several_parts_is_relayed(room: Engine, origin: OddPort) -> None:
     def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
         kind = (("content-type", "multipart/byteranges; boundary=x"),)
