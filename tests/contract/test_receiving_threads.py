@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from outrider.adapters.origin import bulk_client, bulk_reply
+from outrider.adapters.origin import body_sender, bulk_client, bulk_reply
 from outrider.adapters.origin.bulk_client import BulkClient
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.errors import OriginBroke, StoreUnavailable
@@ -309,7 +310,8 @@ async def test_garbage_is_an_origin_that_broke(garbage: bytes) -> None:
 class Upload:
     """A body on its client's socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, *pieces: Buffer) -> None:
+        self._reads = [[*pieces]] if pieces else []
         self.times_begun = self.times_ended = 0
 
     def begin(self) -> bool:
@@ -317,7 +319,7 @@ class Upload:
         return True
 
     def read(self, beside: int) -> list[Buffer] | None:
-        return None
+        return self._reads.pop() if self._reads else None
 
     def end(self) -> None:
         self.times_ended += 1
@@ -336,6 +338,13 @@ async def test_an_upload_for_which_no_thread_can_be_started_fails_and_gives_its_
                         pass
                 assert (upload.times_begun, upload.times_ended) == (1, 1)
         await world.nothing_is_left()
+
+
+@pytest.mark.parametrize("pieces", [[bytes(2**24)], []], ids=["takes nothing", "does not answer"])
+def test_an_upload_to_a_server_that_hangs_is_late(pieces: list[Buffer]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        body_sender.pass_on(Upload(*pieces), lambda: None, ours, timeout_s=0.0)
 
 
 async def never() -> AsyncIterator[Buffer]:
