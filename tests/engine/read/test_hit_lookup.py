@@ -108,6 +108,18 @@ async def test_a_block_that_was_not_verified_is_made_ready_for_an_extent_within_
     assert [slot.verified for slot in slots] == [True, True, False, False]
 
 
+async def test_a_block_of_a_remote_disk_is_not_lent(room: Engine) -> None:
+    for is_remote in (False, True):
+        room.store.disks[0].directory.is_remote = is_remote
+        await room.store.drop(room.store.present())
+        await read(room)
+        found, hits = await known(room), hits_of(room)
+        for lent in (hits.lend_at_once(found, 0), await hits.lend(found, 0)):
+            assert (lent is None) is is_remote
+            if lent is not None:
+                lent.lease.release()
+
+
 async def test_a_read_is_no_hit_if_a_block_is_missing_or_not_open(room: Engine) -> None:
     assert hits_of(room).known(REF) is None
     assert await room.range(0, 10) == DATA[:10]

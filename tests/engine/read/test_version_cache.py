@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.packed_version import PACKING
 from outrider.core.s3.list_page import ListedObject
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Belief
@@ -166,6 +167,16 @@ def test_a_start_that_finds_two_versions_believes_the_vouched_one() -> None:
     versions.recall("http://o", Belief(dated(), vouched=True))
     versions.listed("bkt", [in_a_list()], versions.mark())
     assert versions.fresh(A) is None, "one block of it was filled too soon"
+
+
+@pytest.mark.parametrize(("origin", "believed"), [("http://o", dated()), ("http://another", None)])
+def test_a_start_that_finds_many_versions_believes_those_of_its_own_origin(
+    origin: str, believed: ObjectVersion | None
+) -> None:
+    versions, _ = versions_of()
+    versions.recall_all(origin, [A], [PACKING.pack(dated())], [None], [True])
+    versions.listed("bkt", [in_a_list()], versions.mark())
+    assert versions.fresh(A) == believed
 
 
 def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_origin_sent_last() -> None:

@@ -95,6 +95,23 @@ async def test_an_empty_object_is_believed_of_a_get_or_of_its_etag(room: Engine,
     assert met(room, Oddity.HEAD_SIZE_ZERO) == 0
 
 
+async def test_an_empty_object_is_believed_of_a_refused_range_that_states_its_etag(
+    room: Engine, origin: OddPort
+) -> None:
+    def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
+        reply = head_refused(405)(request, reply)
+        return changed(reply, add=(("etag", '"0"'),)) if reply.status == 416 else reply
+
+    origin.odd = odd
+    empty = ObjectRef("train", "empty")
+    origin.objects[empty] = Stored(b"", '"0"')
+    for _ in range(2):
+        assert await whole(room, empty) == b""
+        room.clock.advance(61)
+    assert origin.gets()[-1:] == [("GET", "bytes=0-0")]
+    assert room.metrics.total("outrider_uncached_reads_total") == 0
+
+
 async def test_a_head_that_is_refused_for_want_of_rights_is_no_oddity(room: Engine, origin: OddPort) -> None:
     origin.odd = lambda request, reply: refusal(request, reply, 403)
     with pytest.raises(OriginRefused):
