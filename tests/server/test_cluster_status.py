@@ -86,6 +86,7 @@ def test_the_members_are_shown_with_what_came_from_each(nodes: Nodes, command: C
     assert second.startswith("2 of 2 members alive; ")
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("node-")}
     assert rows["node-2"][1:4] == [nodes[1].peer_address, "-", "alive"]
+    assert rows["node-1"][-7:] == [*["-"] * 6, "same"], "what came from itself"
     report = json.loads(command.run("cluster", "--json", "--admin", admin_of(nodes, 0)).stdout)
     mine, theirs = report["members"]
     assert (mine["name"], mine["is_me"], theirs["name"], theirs["is_me"]) == ("node-1", True, "node-2", False)

@@ -251,6 +251,16 @@ def test_without_a_free_thread_a_large_body_passes_the_event_loop(
     assert [stored(direct, key) for key in ("slow", "other", "third")] == [BODY] * 3
 
 
+def test_a_large_body_in_http_chunks_passes_the_event_loop(proxy: Proxy, direct: Any, passed_on: list[str]) -> None:
+    chunked = Chunked(BODY)
+    headers, body = [*chunked.headers(), ("x-amz-content-sha256", UNSIGNED_TRAILER)], chunked.encode()
+    with RawConnection(proxy.address) as connection:
+        connection.send(request("PUT", f"/{NAME}/in-chunks", [*headers, ("transfer-encoding", "chunked")]))
+        connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert connection.read_answer("PUT").status == 200
+    assert (stored(direct, "in-chunks"), passed_on) == (BODY, [])
+
+
 class Stalled:
     """A body of which nothing comes."""
 

@@ -167,6 +167,8 @@ def test_verify_asks_the_proxy_and_without_one_reads_the_directory_itself(bucket
         assert (f"s3://{BUCKET}/shard-" in bad.stderr, bad.stdout) == (True, "verified 12 blocks, 836 kB: 1 bad\n")
         locked = command.run("verify", "--cache-dir", command.cache_dir)
         assert (locked.returncode, "another process uses it" in locked.stderr) == (1, True)
+    named = command.run("verify", SHARDS, "--cache-dir", command.cache_dir)
+    assert (named.returncode, "give no URL" in named.stderr) == (2, True), "it would verify all"
     rotten(command.cache_dir)
     offline = command.run("verify", "--json")
     assert offline.returncode == 1, offline.stderr
