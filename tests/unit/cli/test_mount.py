@@ -143,6 +143,12 @@ async def test_a_signal_ends_the_wait_for_a_client_that_does_not_mount(tmp_path:
     assert client.ended.result() == -signal.SIGTERM
 
 
+async def test_a_client_that_ends_before_it_has_mounted_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(CannotMount, match="ended with status 3 before"):
+        async with mounted(["sh", "-c", "exit 3"], dict(os.environ), str(tmp_path), "true", lambda: False):
+            pytest.fail("nothing is mounted")
+
+
 @pytest.mark.parametrize(
     ("url", "place"),
     [

@@ -125,6 +125,7 @@ def test_a_reply_without_a_body_is_over_with_its_head(status: int) -> None:
     head = b"HTTP/1.1 %d x\r\nContent-Length: 9\r\n\r\n" % status
     reader, _ = body_of(head, without_body=status == 200)
     assert (reader.is_over, reader.keeps, reader.content_length) == (True, True, 9)
+    assert (*reader.feed(b"?"), reader.keeps) == (False,), "nobody requested more"
 
 
 def test_bytes_may_pass_by_a_body_that_is_measured() -> None:

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.dataset.registry import Outlook
 from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch_detector import EpochDetector
@@ -227,6 +228,8 @@ def test_sampling_with_replacement_is_noticed_and_ends_prefetch() -> None:
     jobs = Jobs()
     jobs.read(Random(5).choices(range(COUNT), k=COUNT))
     assert jobs.wanted() == []
+    outlook = jobs.planner.registry.outlook()
+    assert outlook == Outlook(free_reads=outlook.free_reads) != Outlook()
 
 
 def test_epochs_that_return_after_random_reads_are_noticed() -> None:
