@@ -81,8 +81,13 @@ class Room(NamedTuple):
 
 def open_blocks(proxy: Proxy) -> list[int]:
     """The block files that the proxy and the mount have open, which are one process here."""
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return [int(link.name) for link in links if os.readlink(link).startswith(str(proxy.cache_dir / "v2"))]
+    found: list[int] = []
+    for fd in os.listdir("/proc/self/fd"):
+        # Those of the listing, and of earlier tests in threads, may be closed by now.
+        with suppress(FileNotFoundError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(proxy.cache_dir / "v2")):
+                found.append(int(fd))
+    return found
 
 
 def _kept(data: bytes | memoryview | None) -> bytes | None:
