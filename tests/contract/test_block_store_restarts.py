@@ -300,13 +300,19 @@ async def test_a_snapshot_of_an_older_format_is_followed_by_a_scan_and_logged_in
     disk.close()
 
 
-async def test_a_block_that_landed_before_its_page_was_read_is_counted_once(root: Path) -> None:
+async def three_saved(root: Path) -> list[BlockMeta]:
+    """A block of each of three objects, in the snapshot of a disk that is closed."""
     disk = Disk(root)
     metas = [meta_of(0, key) for key in "abc"]
     await disk.recovery.index()
     await disk.write(*metas)
     await disk.recovery.save()
     disk.close()
+    return metas
+
+
+async def test_a_block_that_landed_before_its_page_was_read_is_counted_once(root: Path) -> None:
+    metas = await three_saved(root)
     disk = Disk(root)
     started = asyncio.ensure_future(disk.recovery.index())
     await disk.write(metas[1])
@@ -318,12 +324,7 @@ async def test_a_block_that_landed_before_its_page_was_read_is_counted_once(root
 
 
 async def test_the_policy_learns_of_each_block_of_a_snapshot_that_is_still_there_when_it_is_ranked(root: Path) -> None:
-    disk = Disk(root)
-    metas = [meta_of(0, key) for key in "abc"]
-    await disk.recovery.index()
-    await disk.write(*metas)
-    await disk.recovery.save()
-    disk.close()
+    metas = await three_saved(root)
     disk = Disk(root)
     saved = index_snapshot.decode(disk.store.disks[0].directory.snapshot.read_bytes())
     assert saved.blocks == 3
