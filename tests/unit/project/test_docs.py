@@ -263,6 +263,17 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert named - set(chain.from_iterable(found)) == set()
 
 
+def test_every_test_that_the_page_of_s3_names_exists() -> None:
+    """By its file, and by the beginning of its function."""
+    page = (ROOT / "docs" / "s3-compatibility.md").read_text()
+    missing = []
+    for file, names in re.findall(r"`([a-z0-9_/]+\.py)`(?::((?:,?\s+`[^`]+`)+))?", page):
+        source = (ROOT / "tests" / file).read_text()
+        missing += [f"{file}: {name}" for name in re.findall(r"`([a-z0-9_]+_[a-z0-9_]+)…?`", names)
+                    if f"def test_{name}" not in source]  # fmt: skip
+    assert missing == []
+
+
 def test_every_page_names_its_audience() -> None:
     """The audience stands in the first line below the title."""
     of_docs = [page for page in pages() if page != ROOT / "README.md"]
