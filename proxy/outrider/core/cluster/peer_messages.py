@@ -61,7 +61,7 @@ class PeerRead:
 class PeerFailed(Exception):
     """A peer did not answer, or not so that it can be believed. The bytes come from elsewhere. `why`: a phrase, one of
     a small number, that is a metric's label: absent, broke, busy, changed, connect, digest, garbage, late, refused,
-    status."""
+    slow, status."""
 
     def __init__(self, why: str, text: str = "") -> None:
         super().__init__(text or why)
