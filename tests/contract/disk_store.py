@@ -60,6 +60,7 @@ class Believed:
         self.versions: list[ObjectVersion] = []
         self.vouched: list[ObjectVersion] = []
         self.ages: dict[ObjectRef, float | None] = {}
+        self.newer: dict[ObjectVersion, ObjectVersion] = {}
         self.doubted: dict[Name, float] = {}
         self.expected = 0
         self.is_whole = False
@@ -85,7 +86,8 @@ class Believed:
         self.is_whole = True
 
     def belief(self, origin: str, version: ObjectVersion) -> Belief:
-        return Belief(version, self.ages.get(version.ref))
+        newer = self.newer.get(version, version)
+        return Belief(newer, self.ages.get(version.ref), newer in self.vouched)
 
     def confirmed_at(self, wall_clock: Clock, meta: BlockMeta) -> float:
         age_s = self.ages.get(meta.version.ref)

@@ -7,8 +7,8 @@ import errno
 import os
 import shutil
 import tempfile
-import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from outrider.adapters.disk.snapshot_page import pages_in
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.cache.block_file import Header
 from outrider.core.model import ObjectRef
+from outrider.ports import Belief
 from tests.contract.disk_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.faulty_disk import SickDisk
 
@@ -31,18 +32,14 @@ METAS = [meta_of(index, key, headers=MODIFIED) for key in ("a", "b\udcff") for i
 class Noted(Disk):
     """A disk with notes of its writes, and of the blocks that land."""
 
-    def __init__(self, root: Path, capacity: int = 100 * FILE, later_s: float = 1.0) -> None:
-        """`later_s`: how much later than they landed blocks are noted. The file of a block that is as young as the note
-        may be another one."""
+    def __init__(self, root: Path, capacity: int = 100 * FILE) -> None:
         super().__init__(root, capacity)
         self.touched = WrittenNamesFile(self.store.disks[0].directory, self.store.disks[0].work)
-        self.recovery = Recovery(
-            self.store, self.believed, touched=[self.touched], wall_clock=lambda: time.time() + later_s
-        )
+        self.recovery = Recovery(self.store, self.believed, touched=[self.touched])
 
     @classmethod
-    async def started(cls, root: Path, capacity: int = 100 * FILE, later_s: float = 1.0) -> Noted:
-        disk = cls(root, capacity, later_s)
+    async def started(cls, root: Path, capacity: int = 100 * FILE) -> Noted:
+        disk = cls(root, capacity)
         await disk.recovery.index()
         return disk
 
@@ -80,6 +77,8 @@ async def noted_blocks(root: Path) -> int:
 
 async def test_a_scan_reads_no_header_of_a_block_that_was_noted(root: Path) -> None:
     disk = await Noted.started(root)
+    for meta in METAS:
+        disk.believed.recall(meta.layout.origin, Belief(meta.version, 5.0, True))
     await disk.write(*METAS)
     await disk.recovery.note(0)
     await disk.touched.note([ObjectRef("bucket", "a")])
@@ -119,8 +118,22 @@ async def test_blocks_of_a_snapshot_are_known_after_a_crash_and_so_are_those_tha
     assert await noted_blocks(root) == 4
 
 
-async def test_a_block_that_was_written_again_is_described_by_its_file(root: Path) -> None:
-    disk = await Noted.started(root, later_s=0.0)
+async def test_headers_that_are_newer_than_the_file_are_not_noted_as_those_of_the_file(root: Path) -> None:
+    disk = await Noted.started(root)
+    await disk.write(METAS[0])
+    newer = replace(METAS[0].version, headers=(*MODIFIED, ("x-amz-tagging-count", "7")))
+    disk.believed.newer[METAS[0].version] = newer
+    disk.believed.recall(METAS[0].layout.origin, Belief(newer, 5.0, True))
+    await disk.recovery.note(0)
+    disk.close()
+    disk = await Noted.started(root)
+    assert disk.believed.versions == [METAS[0].version]
+    assert disk.believed.ages == {newer.ref: None}
+    disk.close()
+
+
+async def test_a_block_that_was_written_again_is_described_by_its_note_until_it_is_noted_again(root: Path) -> None:
+    disk = await Noted.started(root)
     newer = meta_of(0, "a", headers=(*MODIFIED, ("x-amz-tagging-count", "7")))
     assert (newer.key, Header(newer).disk_bytes) == (METAS[0].key, Header(METAS[0]).disk_bytes)
     await disk.write(METAS[0])
@@ -129,7 +142,8 @@ async def test_a_block_that_was_written_again_is_described_by_its_file(root: Pat
     await disk.write(newer)
     disk.close()
     disk = await Noted.started(root)
-    assert [version.headers for version in disk.believed.versions] == [newer.version.headers]
+    assert [version.headers for version in disk.believed.versions] == [MODIFIED]
+    assert await disk.read(newer) == payload_of(newer)
     assert disk.store.used_bytes == on_disk(root)
     disk.close()
 
@@ -143,7 +157,7 @@ async def test_the_file_is_begun_anew_when_most_of_its_blocks_have_left(
     await disk.write(*METAS)
     await disk.recovery.note(0)
     size, most = (root / "landed").stat().st_size, 2 * len(METAS) + spare + 1
-    for count in (*range(len(METAS) + 1, most + 1), 1, 1 + len(METAS)):
+    for count in (*range(len(METAS) + 1, most + 1), len(METAS), len(METAS) + 1):
         await disk.store.drop([METAS[0].key])
         await disk.write(METAS[0])
         await disk.recovery.note(0)

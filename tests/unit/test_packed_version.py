@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core.model import ObjectRef, ObjectVersion, is_strong_etag
+from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag
 from outrider.core.packed_version import _FRAMES_MAX, Packing
 
 MD5 = '"d41d8cd98f00b204e9800998ecf8427e"'
@@ -74,9 +74,9 @@ def test_versions_of_a_file_are_taken_over_as_they_were(versions: list[ObjectVer
     assert (list(refs), list(sizes)) == ([each.ref for each in versions], [each.size for each in versions])
 
 
-def test_damaged_versions_of_a_file_are_refused() -> None:
-    headers = (("content-type", "image/jpeg"), ("etag", '"65-2710"'), ("x-amz-meta-a", "once"))
-    version = ObjectVersion(ObjectRef("b", "k"), '"65-2710"', 1, headers)
+@pytest.mark.parametrize("others", [(), (("content-type", "image/jpeg"), ("x-amz-meta-a", "once"))])
+def test_damaged_versions_of_a_file_are_refused(others: Headers) -> None:
+    version = ObjectVersion(ObjectRef("b", "k"), '"65-2710"', 1, (("etag", '"65-2710"'), *others))
     file, [whole] = _of_a_file([version])
     at = whole.index(b'"65')
     length = at - 4
@@ -84,8 +84,10 @@ def test_damaged_versions_of_a_file_are_refused() -> None:
         whole[:-1], whole + b"x", whole[:at] + b"x" + whole[at + 1 :], whole[:at] + b"\xff" + whole[at + 1 :],
         whole[:length] + bytes([whole[length] + 1]) + whole[length + 1 :], whole[:length], whole[: length + 2],
     ):  # fmt: skip
-        with pytest.raises((Refused, ValueError, LookupError, struct.error)):
-            Packing().taken_over(file, [damaged], _check)
+        # Versions that are alike are checked at once.
+        for raws in ([damaged], [damaged, whole], [whole, damaged, whole]):
+            with pytest.raises((Refused, ValueError, LookupError, struct.error)):
+                Packing().taken_over(file, raws, _check)
 
 
 def test_keys_and_frames_beyond_their_bounds_come_back() -> None:

@@ -118,7 +118,7 @@ class Packing:
         """
         # By the number of the file's frame: the bucket, the number of this frame, how many bytes of one length are
         # behind a key, and the forms of the texts that follow.
-        known: dict[int, tuple[str, bytes, int, Sequence[re.Pattern[bytes]]]] = {}
+        known: dict[int, tuple[str, bytes, int, list[re.Pattern[bytes]]]] = {}
         numbers, sizes, lengths = zip(*map(_HEAD.unpack_from, raws), strict=True)
         for number in set(numbers):
             frame = file.frames[number]
@@ -128,10 +128,12 @@ class Packing:
                 rest = (MD5_BYTES if frame.has_md5 else 0) + (_DATE.size if frame.date >= 0 else 0)
                 forms = [] if frame.has_md5 else [_PLAIN_ETAG]
                 known[number] = frame.bucket, _NUMBER.pack(its), rest, forms + [_PLAIN] * len(frame.texts)
-        if len(known) == len(set(numbers)) == 1 and not known[numbers[0]][3]:
-            ((bucket, head, rest, _),) = known.values()
-            keys = [raw[_HEAD.size : -rest] for raw in raws]
-            if list(lengths) == [len(raw) - _HEAD.size - rest for raw in raws] and b"".join(keys).isascii():
+        if len(known) == len(set(numbers)) == 1:
+            ((bucket, head, rest, forms),) = known.values()
+            stops = [_HEAD.size + length for length in lengths]
+            keys = [raw[_HEAD.size : stop] for raw, stop in zip(raws, stops, strict=True)]
+            tails = [raw[stop:] for raw, stop in zip(raws, stops, strict=True)]
+            if b"".join(keys).isascii() and _are_plain(tails, rest, forms):
                 refs = list(map(_ref, zip(repeat(bucket), map(bytes.decode, keys))))
                 return refs, sizes, [head + raw[_NUMBER.size :] for raw in raws]
         refs, packed = [], []
@@ -304,6 +306,28 @@ def _has_texts(packed: bytes, at: int, forms: Sequence[re.Pattern[bytes]]) -> bo
         if form.fullmatch(packed, start, at) is None:
             return False
     return at == len(packed)
+
+
+# The bytes between the quotes of a `_PLAIN_ETAG`.
+_INNER = bytes([ord("!"), *range(ord("#"), ord("~") + 1)])
+
+
+def _are_plain(tails: Sequence[bytes], rest: int, forms: list[re.Pattern[bytes]]) -> bool:
+    """Whether behind `rest` bytes of each there is nothing, or one ETag, if that is the form. False: each is to be
+    looked at by itself. All are checked at once: a start does this a million times."""
+    lengths = set(map(len, tails))
+    if not forms:
+        return lengths == {rest}
+    if forms != [_PLAIN_ETAG]:
+        return False
+    for length in lengths:
+        its, size = [tail[rest:] for tail in tails if len(tail) == length], length - rest - _LENGTH.size
+        if size < 3 or {each[: _LENGTH.size] for each in its} != {_LENGTH.pack(size)}:
+            return False
+        etags, quotes = b"".join([each[_LENGTH.size :] for each in its]), b'"' * len(its)
+        if not etags[::size] == etags[size - 1 :: size] == quotes or etags.translate(None, _INNER) != 2 * quotes:
+            return False
+    return True
 
 
 def md5_of(text: str) -> bytes:

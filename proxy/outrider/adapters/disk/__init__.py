@@ -15,8 +15,8 @@ A start. `Recovery.index` adopts the snapshot, which loses its name first; witho
 the header of each file that the notes of `landed_blocks` do not describe. The proxy serves meanwhile. Afterwards the
 scrubber verifies blocks that nobody reads.
 
-A version that a start finds is believed as long as before: the snapshot says when the origin confirmed it, and so does
-the time of a block's file. A crash leaves no snapshot. The scan finds all blocks, but some may be older than a write:
+A version that a start finds is believed as long as before: the snapshot says when the origin confirmed it, and so do
+the notes and the time of a block's file. A crash leaves no snapshot. The scan finds all blocks, but some may be older than a write:
 `written_names` records which objects were written through this proxy, and those are revalidated.
 
 `block_dir` knows the layout of the directory and does all blocking file work. `disk_threads` runs it in threads, and

@@ -27,7 +27,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -373,14 +373,28 @@ class BlockDir:
             self.remove(path)
 
     def walk(self) -> Iterator[FoundFile]:
-        """All block files with their size on disk, in no particular order."""
+        """All block files, in no particular order."""
+        return self.found(self.names())
+
+    def names(self) -> Iterator[str]:
+        """The names of all files that may be of blocks, in no particular order."""
         for folder in _directories(self.blocks):
             with os.scandir(folder) as entries:
-                for entry in entries:
-                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        found = entry.stat(follow_symlinks=False)
-                        pages = -(-found.st_size // block_file.PAGE_BYTES)
-                        yield FoundFile(entry.path, pages * block_file.PAGE_BYTES, found.st_mtime, found.st_ctime)
+                yield from [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+
+    def found(self, names: Iterable[str]) -> Iterator[FoundFile]:
+        """The block files of these names with their size on disk: looking at a file takes ten times as long as finding
+        its name."""
+        for name in filter(_NAME.fullmatch, names):
+            place = f"{self.blocks}/{name[:2]}/{name}"
+            with suppress(FileNotFoundError):
+                found = os.lstat(place)
+                pages = -(-found.st_size // block_file.PAGE_BYTES)
+                yield FoundFile(place, pages * block_file.PAGE_BYTES, found.st_mtime)
+
+    def changed_at(self) -> float:
+        """When a file came to the blocks, or left them, the last time, in seconds since 1970; 0: never."""
+        return max((folder.stat().st_mtime for folder in _directories(self.blocks)), default=0.0)
 
 
 def _directories(parent: Path) -> list[Path]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.index_snapshot import OnDisk
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.slots import BlockRows, Slot
-from outrider.adapters.disk.snapshot_page import OpenPage, SavedPage
+from outrider.adapters.disk.snapshot_page import SavedPage
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
@@ -135,13 +135,13 @@ class BlockIndex:
         disk.blocks += len(page.numbers) - len(left)
         return left
 
-    def notes(self, disk: Disk, now: float) -> Iterator[OpenPage]:
-        """Pages of the blocks that came to the disk since the last call. The index may change between them."""
-        return self._slots.notes(disk, now)
+    def unnoted(self, disk: Disk) -> Collection[int]:
+        """The rows of blocks that came to the disk since the last call."""
+        return dict.fromkeys(self._slots.unnoted.pop(disk, ()))
 
-    def note_again(self, disk: Disk) -> None:
-        """The next `notes` have all blocks of the disk."""
-        self._slots.unnoted[disk].extend(self._slots.rows_on(disk))
+    def metas_on(self, disk: Disk, rows: Iterable[int] | None = None) -> Iterator[BlockMeta]:
+        """The blocks in these rows that lie on the disk. `rows` None: all of the disk. To be iterated in any thread."""
+        return self._slots.metas(self._slots.rows_on(disk, rows))
 
     def rank(self, at_once: int) -> Iterator[Iterator[BlockMeta]]:
         """Report the blocks of `add_all` to the policy, so many at once. They can be read before. Yields those of which

@@ -22,22 +22,16 @@ _VERIFY_BYTES = 1024 * 1024
 
 
 class FoundFile(NamedTuple):
-    """A block file seen by the scan, before its header was read. Times are in seconds since 1970."""
+    """A block file seen by the scan, before its header was read."""
 
     place: str
     disk_bytes: int
     modified_at: float
-    """When the origin confirmed its version, as far as it was known; see `DiskBlockStore`."""
-    changed_at: float
-    """When it was put in its place, or changed. Nobody can set this time."""
+    """When the origin confirmed its version, as far as it was known, in seconds since 1970; see `DiskBlockStore`."""
 
     @property
     def path(self) -> Path:
         return Path(self.place)
-
-    @property
-    def name(self) -> str:
-        return self.place.rpartition("/")[2]
 
 
 def file_name(block: BlockKey) -> str:

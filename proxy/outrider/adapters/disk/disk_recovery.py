@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 
 from outrider.adapters import sealed_file
 from outrider.adapters.disk import block_io, disk_threads, index_snapshot
 from outrider.adapters.disk.block_dir import UnusableCacheDir
-from outrider.adapters.disk.block_io import FoundFile
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.index_snapshot import Snapshot, SnapshotFacts
-from outrider.adapters.disk.landed_blocks import LandedBlocks, known_files
-from outrider.adapters.disk.snapshot_page import OpenPage, SavedPage, pages_of
+from outrider.adapters.disk.landed_blocks import LandedBlocks, known_blocks
+from outrider.adapters.disk.snapshot_page import SavedPage, pages_of
 from outrider.adapters.disk.written_names import NAMES_MAX, WrittenNamesFile
 from outrider.adapters.sealed_file import BadFile
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
@@ -219,19 +219,18 @@ class DiskRecovery:
 
     async def _scan(self, *, recalls: bool = True) -> None:
         """`recalls` False: the versions that are found are not recalled."""
-        disk = self.disk
-        files = await disk.work.run(lambda: {file.name: file for file in disk.directory.walk()})
-        for file in files.values():
-            disk.budget.take(file.disk_bytes)
-        disk.admitting = True
-        touched = self._touched
+        disk, touched = self.disk, self._touched
+        names, ran_at = await disk.work.run(lambda: (set(disk.directory.names()), disk.directory.changed_at()))
         # A write may be under way yet whose answer the crash cut off.
         self._doubt((name, DOUBT_S) for name in (() if touched is None else touched.recent))
-        ran_at = max((file.modified_at for file in files.values()), default=0.0)
         if recalls:
-            await self._adopt_noted(files, ran_at)
+            await self._adopt_noted(names, ran_at)
         # Oldest first: policies that go by order then have the oldest block as the first victim.
-        found = sorted(files.values(), key=lambda file: file.modified_at)
+        by_age = attrgetter("modified_at")
+        found = await disk.work.run(lambda: sorted(disk.directory.found(names), key=by_age))
+        for file in found:
+            disk.budget.take(file.disk_bytes)
+        disk.admitting = True
         waiting = iter(found)
         while batch := list(islice(waiting, _BATCH)):
             metas = await disk.work.run(block_io.read_found, [file.path for file in batch])
@@ -254,15 +253,16 @@ class DiskRecovery:
                 self._adopt_page(page, ran_at, is_noted=False)
             self._rank_if_full()
 
-    async def _adopt_noted(self, files: dict[str, FoundFile], ran_at: float) -> None:
-        """Index the files that need not be read, and take them out of `files`."""
+    async def _adopt_noted(self, names: set[str], ran_at: float) -> None:
+        """Index the files that need not be looked at, and take them out of `names`."""
         is_doubtful = (lambda ref: True) if self._touched is None else self._touched.has
         try:
             pages = self._landed.pages()
             while (page := await self.disk.work.run(next, pages, None)) is not None:
                 if page.written_at > self._restart.wall_clock():
                     continue  # of a clock that was ahead: by it each file would be older than the page
-                if (known := known_files(page, files, is_doubtful)).refs:
+                if (known := known_blocks(page, names, is_doubtful)).refs:
+                    self.disk.budget.take(PAGE_BYTES * sum(known.pages))
                     self._adopt_page(known, ran_at)
                     self._rank_if_full()
         except FileNotFoundError:
@@ -275,18 +275,21 @@ class DiskRecovery:
             # The policy has to know some victims.
             rank(self._store)
 
-    async def note(self, page: OpenPage) -> None:
+    async def note(self) -> None:
         """See `landed_blocks`. A cache in memory ends with the process."""
-        if self._touched is None:
+        rows: Collection[int] | None = self._store.unnoted(self.disk)
+        if self._touched is None or not rows:
             return
         if not self._whole or not self.disk.works:
             self._landed.is_behind = True
             return
         if self._landed.is_useless:
-            self._landed.blocks, self._landed.is_behind = 0, False
-            self._store.note_again(self.disk)
+            self._landed.blocks, self._landed.is_behind, rows = 0, False, None
+        facts = SnapshotFacts(self._restart.wall_clock, self._restart.belief, on_disk=self._store.on_disk)
+        pages = index_snapshot.pages_of(self._store.metas_on(self.disk, rows), facts)
         try:
-            await self.disk.work.run(self._landed.add, page)
+            while await self.disk.work.run(self._landed.add_next, pages):
+                pass
         except OSError as error:
             self._landed.is_behind = True
             self.disk.work.failed("note", error)

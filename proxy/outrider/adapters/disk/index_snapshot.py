@@ -101,6 +101,12 @@ def encode(blocks: Iterable[BlockMeta], facts: SnapshotFacts = _NO_FACTS) -> Ite
 def _lines(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[bytes]:
     doubts = [[[name] if isinstance(name, str) else name, until] for name, until in facts.doubts]
     yield json_line({"saved_at": facts.now(), "blocks": facts.blocks, "doubts": doubts})
+    for page in pages_of(blocks, facts):
+        yield page.line()
+
+
+def pages_of(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[OpenPage]:
+    """Pages of `blocks`, whole ones but for the last of each layout."""
     writer, pages = _Writer(facts), dict[BlockLayout, OpenPage]()
     # One by one: a version that was unpacked is at hand for a moment only, and is compared with what is believed of it.
     for meta in blocks:
@@ -108,9 +114,8 @@ def _lines(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[bytes]
             page = pages[meta.layout] = OpenPage(meta.layout, facts.now())
         writer.add(page, meta)
         if page.blocks == PAGE_BLOCKS:
-            yield pages.pop(meta.layout).line()
-    for page in pages.values():
-        yield page.line()
+            yield pages.pop(meta.layout)
+    yield from (page for page in pages.values() if page.blocks)
 
 
 class _Writer:

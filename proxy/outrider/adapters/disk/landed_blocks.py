@@ -2,9 +2,9 @@
 
 It is the snapshot of the last stop under another name, and behind it pages of the blocks that landed since, in the same
 form (see `index_snapshot`). Blocks that left are not noted, and no write of this file is waited for: it only helps. The
-scan lists the files. A file that a page describes, of that length and not changed since, is indexed without being read;
-the header of any other one is read, and a block without a file is passed over. The name of a file is a digest of the
-object, the version and the block, so a page can describe no other content. All blocks are verified at their first use.
+scan lists the names of files. A file whose name a page has is indexed without being looked at; the header of any other
+one is read, and a block without a file is passed over. The name of a file is a digest of the object, the version and
+the block, so a page can describe no other content. All blocks are verified at their first use.
 """
 
 from __future__ import annotations
@@ -12,19 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from outrider.adapters.disk.block_io import FoundFile
 from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.index_snapshot import HEAD
 from outrider.adapters.disk.snapshot_page import OpenPage, SavedPage, pages_in
-from outrider.core.cache.block_file import PAGE_BYTES, block_name
-from outrider.core.cache.freshness import was_settled_at
+from outrider.core.cache.block_file import block_name
 from outrider.core.model import BlockKey, ObjectRef
-from outrider.core.packed_version import PACKING
 
 # The file is begun anew when it has twice the blocks of the disk, and these.
 _SPARE_BLOCKS = 64 * 1024
-# The kernel's clock for files may be a tick behind, which is 10 ms at most.
-_TICK_S = 0.02
 
 
 class LandedBlocks:
@@ -49,8 +44,10 @@ class LandedBlocks:
                 self.blocks += len(page.numbers)
                 yield page
 
-    def add(self, page: OpenPage) -> None:
-        """Raises OSError."""
+    def add_next(self, pages: Iterator[OpenPage]) -> bool:
+        """False: there is none. Raises OSError."""
+        if (page := next(pages, None)) is None:
+            return False
         self._disk.directory.hold()
         if not self.blocks:
             self._path.unlink(missing_ok=True)
@@ -58,26 +55,24 @@ class LandedBlocks:
             # A crash may have cut the last line.
             file.write((b"\n" if file.tell() else HEAD) + page.line())
         self.blocks += page.blocks
+        return True
 
 
-def known_files(page: SavedPage, found: dict[str, FoundFile], is_doubtful: Callable[[ObjectRef], bool]) -> SavedPage:
-    """The blocks of a page whose files a scan has found, which leave `found`. Each is of a version of its own, with the
-    time of its file. `is_doubtful`: the object may have been written since."""
-    numbers, indexes, pages, confirmed_at, vouched = list[int](), list[int](), list[int](), list[float | None](), []
-    for number, index, count in zip(page.numbers, page.indexes, page.pages, strict=True):
-        name = block_name(BlockKey(page.ids[number], index)).hex()
-        file = found.get(name)
-        if file is None or file.disk_bytes != count * PAGE_BYTES or file.changed_at > page.written_at - _TICK_S:
-            continue
-        del found[name]
-        numbers.append(number)
-        indexes.append(index)
-        pages.append(count)
-        is_known = not is_doubtful(page.refs[number])
-        confirmed_at.append(file.modified_at if is_known else None)
-        vouched.append(is_known and was_settled_at(PACKING.modified_s(page.packed[number]), file.modified_at))
+def known_blocks(page: SavedPage, found: set[str], is_doubtful: Callable[[ObjectRef], bool]) -> SavedPage:
+    """The blocks of a page whose names a scan has found, which leave `found`. Each is of a version of its own.
+    `is_doubtful`: the object may have been written since."""
+    numbers, its = page.numbers, map(page.ids.__getitem__, page.numbers)
+    names = [block_name(key).hex() for key in map(BlockKey, its, page.indexes)]
+    newer = set(filter(page.has_newer, page.more))
+    places = [place for place, name in enumerate(names) if name in found and numbers[place] not in newer]
+    found.difference_update(map(names.__getitem__, places))
+    numbers = [numbers[place] for place in places]
     refs, packed = [page.refs[number] for number in numbers], [page.packed[number] for number in numbers]
     ids, proved = [page.ids[number] for number in numbers], [False] * len(numbers)
+    known = [not is_doubtful(ref) for ref in refs]
+    confirmed_at = [page.confirmed_at[number] if its else None for number, its in zip(numbers, known, strict=True)]
+    vouched = [its and page.vouched[number] for number, its in zip(numbers, known, strict=True)]
+    indexes, pages = [page.indexes[place] for place in places], [page.pages[place] for place in places]
     return SavedPage(
         page.layout, refs, packed, ids, confirmed_at, vouched, {}, proved, range(len(ids)), indexes, pages
     )  # fmt: skip

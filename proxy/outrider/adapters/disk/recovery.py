@@ -1,8 +1,8 @@
 """Rebuilds the index after a start, while the proxy already serves; then verifies, slowly, the blocks nobody reads.
 
 The index comes from the snapshot of a clean stop, otherwise from a scan of the directory. So do the versions, with the
-time of their confirmation by the wall clock. The snapshot knows it; for the scan, the time of a block's file is that of
-the last confirmation of its version when the block was filled.
+time of their confirmation by the wall clock. The snapshot knows it, and so do the notes of `landed_blocks`; the time of
+any other block's file is that of the last confirmation of its version when the block was filled.
 """
 
 from __future__ import annotations
@@ -107,10 +107,8 @@ class Recovery:
     async def note(self, number: int) -> None:
         """Note the blocks that landed on a disk since the last call, for a start after a crash."""
         disk = self._disks[number]
-        if not disk.is_indexed:
-            return
-        for page in self._store.notes(disk.disk, self._wall_clock()):
-            await disk.note(page)
+        if disk.is_indexed:
+            await disk.note()
 
     async def save(self) -> None:
         """Write the snapshots for the next start. A disk without a complete index has none, and the next start scans

@@ -13,7 +13,7 @@ from weakref import ReferenceType, ref
 from outrider.adapters.disk.disk import Disk, Stored
 from outrider.adapters.disk.index_snapshot import OnDisk
 from outrider.adapters.disk.leases import OpenFile
-from outrider.adapters.disk.snapshot_page import PAGE_BLOCKS, OpenPage, SavedPage
+from outrider.adapters.disk.snapshot_page import SavedPage
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
 from outrider.core.model import BlockKey, ObjectVersion
@@ -195,6 +195,7 @@ class BlockRows:
         return rows
 
     def metas(self, rows: Iterable[int]) -> Iterator[BlockMeta]:
+        """To be iterated in any thread. Blocks that go meanwhile are left out."""
         for row in rows:
             packed, key = self.packed[row], self.key(row)
             layout = self.layouts[self._layout_numbers[row]]
@@ -218,8 +219,10 @@ class BlockRows:
     def on(self, disk: Disk) -> list[BlockKey]:
         return list(map(self.key, self.rows_on(disk)))
 
-    def rows_on(self, disk: Disk) -> Iterator[int]:
-        return (row for row in range(self._rows.count) if self.packed[row] and self.disk(row) is disk)
+    def rows_on(self, disk: Disk, among: Iterable[int] | None = None) -> Iterator[int]:
+        """Those whose blocks lie on the disk now. `among` None: of all rows."""
+        rows = range(self._rows.count) if among is None else among
+        return (row for row in rows if self.packed[row] and self.disk(row) is disk)
 
     def is_verified(self, row: int) -> bool:
         return self.flags[row] & VERIFIED != 0
@@ -277,19 +280,6 @@ class BlockRows:
         self._ids += b"".join(map(page.ids.__getitem__, numbers))
         self._indexes.extend(indexes)
         return left
-
-    def notes(self, disk: Disk, now: float) -> Iterator[OpenPage]:
-        """Pages of the blocks that came to the disk since the last call."""
-        pages: dict[BlockLayout, OpenPage] = {}
-        for row in dict.fromkeys(self.unnoted.pop(disk, ())):
-            if (packed := self.packed[row]) and self.disk(row) is disk:
-                layout = self.layouts[self._layout_numbers[row]]
-                if (page := pages.get(layout)) is None:
-                    page = pages[layout] = OpenPage(layout, now)
-                page.add(self.key(row), packed, self.pages[row])
-                if page.blocks == PAGE_BLOCKS:
-                    yield pages.pop(layout)
-        yield from pages.values()
 
     def to_rank(self, at_once: int) -> Iterator[list[int]]:
         """The rows of `add_all` that still have their blocks, so many at once."""

@@ -70,7 +70,10 @@ class SavedPage(NamedTuple):
     indexes: Sequence[int]
     pages: Sequence[int]
     written_at: float = 0.0
-    """A block that landed later may be another one than the page says."""
+
+    def has_newer(self, number: int) -> bool:
+        """Whether the headers of a version that were believed are newer than those of its blocks' files."""
+        return number in self.more and self.more[number].version != unpack(self.packed[number])
 
     def block(self, place: int) -> tuple[BlockMeta, int, SavedVersion]:
         """One block, the bytes of its file on disk, and what is known of its version. Raises ValueError."""
@@ -106,7 +109,6 @@ class OpenPage:
     """A page that is being made."""
 
     def __init__(self, layout: BlockLayout, now: float) -> None:
-        """`now`: see `SavedPage.written_at`."""
         self.layout = layout
         self._began_at = now
         self.columns = {name: array(kind) for name, kind in _COLUMNS.items()}
