@@ -1,4 +1,4 @@
-"""Connections between many members: all of a node together are bounded, at both ends, and idle ones make room."""
+"""Connections of many members: those of a node together are bounded at both ends; idle ones make room or are closed."""
 
 from __future__ import annotations
 
@@ -121,3 +121,40 @@ async def test_the_connection_that_is_idle_for_longest_makes_room_for_another_on
         service.body_gate.set()
         assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(size)
         assert refusals(wire) == {}
+
+
+@SIZES
+async def test_connections_beyond_the_limit_are_cut(size: int) -> None:
+    service = member_with(ramp(size))
+    service.body_gate = asyncio.Event()
+    async with peer_wire(service, connections_max=1) as wire:
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size))):
+            assert await why(wire, size) == "broke"
+        assert refusals(wire) == {}
+
+
+async def no_connections(wire: PeerWire) -> bool:
+    """Whether all connections are closed within some turns of the loop, long before any is closed as idle."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+    return not wire.server.connections
+
+
+async def test_a_stop_closes_idle_connections() -> None:
+    async with peer_wire(member_with(ramp(SMALL))) as wire:
+        assert await read_whole(wire, SMALL) == ramp(SMALL)
+        assert not await no_connections(wire)
+        wire.server.pre_shutdown()
+        assert await no_connections(wire)
+
+
+async def test_a_stop_lets_a_read_end_and_then_its_connection() -> None:
+    service = member_with(ramp(SMALL))
+    service.body_gate = asyncio.Event()
+    async with peer_wire(service) as wire:
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))) as reply:
+            wire.server.pre_shutdown()
+            service.body_gate.set()
+            assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(SMALL)
+        await wire.server.idle()
+        assert await no_connections(wire)

@@ -1,4 +1,4 @@
-"""The peer port: who is let in, how many, and what is left when a member goes or this one stops."""
+"""The peer port: who is let in, how many, and what is left when a member goes."""
 
 from __future__ import annotations
 
@@ -495,16 +495,6 @@ async def test_a_large_body_never_waits_for_a_thread() -> None:
         assert await read_whole(wire, LARGE) == ramp(LARGE)
 
 
-@SIZES
-async def test_connections_beyond_the_limit_are_cut(size: int) -> None:
-    service = member_with(ramp(size))
-    service.body_gate = asyncio.Event()
-    async with peer_wire(service, connections_max=1) as wire:
-        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size))):
-            assert await why(wire, size) == "broke"
-        assert refusals(wire) == {}
-
-
 async def test_a_version_of_as_many_headers_as_s3_allows_is_requested_and_stated() -> None:
     service = FakeMember(hello_of("owner"))
     version = service.put(REF, ramp(SMALL), headers=tuple((f"x-amz-meta-{index:x}", "") for index in range(700)))
@@ -581,30 +571,3 @@ async def test_bytes_are_counted_on_both_sides_by_peer() -> None:
 
 
 # -- a stop ------------------------------------------------------------------------------------------------------------
-
-
-async def no_connections(wire: PeerWire) -> bool:
-    """Whether all connections are closed within some turns of the loop, long before any is closed as idle."""
-    for _ in range(100):
-        await asyncio.sleep(0)
-    return not wire.server.connections
-
-
-async def test_a_stop_closes_idle_connections() -> None:
-    async with peer_wire(member_with(ramp(SMALL))) as wire:
-        assert await read_whole(wire, SMALL) == ramp(SMALL)
-        assert not await no_connections(wire)
-        wire.server.pre_shutdown()
-        assert await no_connections(wire)
-
-
-async def test_a_stop_lets_a_read_end_and_then_its_connection() -> None:
-    service = member_with(ramp(SMALL))
-    service.body_gate = asyncio.Event()
-    async with peer_wire(service) as wire:
-        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))) as reply:
-            wire.server.pre_shutdown()
-            service.body_gate.set()
-            assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(SMALL)
-        await wire.server.idle()
-        assert await no_connections(wire)

@@ -16,8 +16,8 @@ the header of each file that the notes of `landed_blocks` do not describe. The p
 scrubber verifies blocks that nobody reads.
 
 A version that a start finds is believed as long as before: the snapshot says when the origin confirmed it, and so do
-the notes and the time of a block's file. A crash leaves no snapshot. The scan finds all blocks, but some may be older than a write:
-`written_names` records which objects were written through this proxy, and those are revalidated.
+the notes and the time of a block's file. A crash leaves no snapshot. The scan finds all blocks, but some may be older
+than a write: `written_names` records which objects were written through this proxy, and those are revalidated.
 
 `block_dir` knows the layout of the directory and does all blocking file work. `disk_threads` runs it in threads, and
 leaves a disk that failed or hangs alone for a while; the origin serves in the meantime.

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 def parse_batch(body: bytes) -> Batch:
     """`{"reads": ["s3://bucket/key", {"url": "s3://bucket/key", "range": "bytes=0-99"}, ...], "errors": "entry"}`.
 
-    `errors` is optional, and else `batch`: the batch fails with the first object.
+    `errors` may be left out. With `batch` in its place the batch fails with the first object.
 
     Raises:
         InvalidArgument: the body is no such message, or names more than `READS_MAX` objects; says which.

@@ -18,7 +18,7 @@ STATES = ("alive", "away", "left_out")
 answers, and is not asked: it does not fit, is too slow, or fails."""
 
 # Answers that are no sign of a fault: the member did not have the bytes, or was busy.
-_NO_FAULT = frozenset(("absent", "busy", "changed", "hedged"))
+_NO_FAULT = frozenset(("absent", "busy", "changed"))
 
 
 class SeenMembers(Protocol):
