@@ -56,6 +56,8 @@ class World:
         self.root, self.mode = root, mode
         self.wall, self.kept_clock = FakeClock(1.7e9), FakeClock()
         self.kept = VersionCache("http://o", self.freshness_of, self.kept_clock, 100)
+        # It began long ago: until then a 404 leaves more doubt.
+        self.kept.recalled()
         self.numbers = dict.fromkeys(NAMES, 1)
         self.tagged = dict.fromkeys(NAMES, 0)
         self.questions: list[Question] = []
