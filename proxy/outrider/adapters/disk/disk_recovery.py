@@ -286,7 +286,7 @@ class DiskRecovery:
         if self._landed.is_useless:
             self._landed.blocks, self._landed.is_behind, rows = 0, False, None
         facts = SnapshotFacts(self._restart.wall_clock, self._restart.belief, on_disk=self._store.on_disk)
-        pages = index_snapshot.pages_of(self._store.metas_on(self.disk, rows), facts)
+        pages = index_snapshot.pages_to_write(self._store.metas_on(self.disk, rows), facts)
         try:
             while await self.disk.work.run(self._landed.add_next, pages):
                 pass

@@ -101,11 +101,11 @@ def encode(blocks: Iterable[BlockMeta], facts: SnapshotFacts = _NO_FACTS) -> Ite
 def _lines(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[bytes]:
     doubts = [[[name] if isinstance(name, str) else name, until] for name, until in facts.doubts]
     yield json_line({"saved_at": facts.now(), "blocks": facts.blocks, "doubts": doubts})
-    for page in pages_of(blocks, facts):
+    for page in pages_to_write(blocks, facts):
         yield page.line()
 
 
-def pages_of(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[OpenPage]:
+def pages_to_write(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[OpenPage]:
     """Pages of `blocks`, whole ones but for the last of each layout."""
     writer, pages = _Writer(facts), dict[BlockLayout, OpenPage]()
     # One by one: a version that was unpacked is at hand for a moment only, and is compared with what is believed of it.
