@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import socket
 from email.utils import formatdate
 from pathlib import Path
@@ -142,10 +144,21 @@ def test_an_outrider_that_runs_already_is_no_fault(command: Command, bucket: Buc
         status, found = findings(command)
         assert status == 0
         assert all("listens there already" in found[name].text for name in ("listen", "admin"))
-        assert "in use by the outrider that runs here" in found["cache dir"].text
+        relative = findings(command, "--cache-dir", os.path.relpath(command.cache_dir))[1]
+        for each in (found, relative):
+            assert "in use by the outrider that runs here" in each["cache dir"].text
         other = findings(command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     assert (other[0], other[1]["cache dir"].level) == (1, Level.FAIL)
     assert "give each its own --cache-dir" in other[1]["cache dir"].do
+
+
+def test_a_cache_directory_that_is_gone_while_the_proxy_runs_is_named(command: Command, bucket: Bucket) -> None:
+    listen, admin = command.environ["OUTRIDER_LISTEN"], command.environ["OUTRIDER_ADMIN"]
+    with ServedProxy(bucket, command.cache_dir.parent, listen=listen, admin=admin):
+        shutil.rmtree(command.cache_dir)
+        status, found = findings(command)
+    assert (status, found["cache dir"].level) == (0, Level.WARN)
+    assert "Mount its disk" in found["cache dir"].do
 
 
 def test_the_health_of_a_container_is_whether_it_is_ready(command: Command, bucket: Bucket) -> None:
@@ -201,6 +214,16 @@ async def test_an_address_where_nothing_listens_is_reported_with_the_way_to_find
     *_, found = [each async for each in endpoint_findings(f"http://127.0.0.1:{port}")]
     assert (found.name, found.level) == ("endpoint", Level.FAIL)
     assert "kubectl describe daemonset" in found.do
+
+
+async def test_a_proxy_whose_certificate_is_not_trusted_is_reported_with_the_variable_to_set(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    with TlsFront(("127.0.0.1", int(bucket.address.rpartition(":")[2])), certify(tmp_path)) as front:
+        *_, found = [each async for each in endpoint_findings(front.endpoint)]
+    assert (found.name, found.level) == ("endpoint", Level.FAIL)
+    assert "Set AWS_CA_BUNDLE to a PEM file" in found.do
 
 
 @pytest.mark.parametrize(

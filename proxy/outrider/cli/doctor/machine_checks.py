@@ -73,8 +73,13 @@ def _room(settings: Settings, existing: Path, used_bytes: int) -> Room:
 
 
 def check_directory(wanted: Path, existing: Path, memory: bool, running_here: bool) -> Diagnosis:
-    if memory or existing != wanted:
+    if memory or existing != wanted.absolute():
         if os.access(existing, os.W_OK | os.X_OK) and existing.is_dir():
+            if running_here and not memory:
+                return warn(
+                    "cache dir", f"{wanted}: does not exist",
+                    "Mount its disk and make the directory: the outrider that runs here makes it only at a start.",
+                )  # fmt: skip
             return ok("cache dir", f"{wanted}" + ("" if memory else ": will be made"))
         return fail(
             "cache dir", f"{wanted}: {existing} is not writable for this user",

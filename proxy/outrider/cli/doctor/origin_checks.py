@@ -75,7 +75,8 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
             answer = await ask(endpoint, region, found)
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or "timed out"
-        yield fail("origin", f"{endpoint}: {why}", _on_no_reply(why))
+        do = "Check --origin (http or https?), proxies and certificates."
+        yield fail("origin", f"{endpoint}: {why}", _on_no_trust(why) or do)
         return
     except SettingsError as error:
         # The proxy would not start.
@@ -108,7 +109,8 @@ async def endpoint_findings(endpoint: str) -> AsyncIterator[Diagnosis]:
         async with asyncio.timeout(_ASK_TIMEOUT_S):
             answer = await ask(endpoint, DEFAULT_REGION, found)
     except (OriginBroke, SettingsError, TimeoutError) as error:
-        yield fail("endpoint", f"{endpoint}: {error or 'timed out'}", _NO_PROXY_DO)
+        why = str(error) or "timed out"
+        yield fail("endpoint", f"{endpoint}: {why}", _on_no_trust(why) or _NO_PROXY_DO)
         return
     yield check_proxy(answer, endpoint, found)
     yield check_clock(answer)
@@ -134,9 +136,10 @@ def check_proxy(answer: OriginAnswer, endpoint: str, credentials: Credentials | 
 # -- single checks -----------------------------------------------------------------------------------------------------
 
 
-def _on_no_reply(why: str) -> str:
+def _on_no_trust(why: str) -> str:
+    """Empty: there is another cause."""
     if "certificate verify failed" not in why:
-        return "Check --origin (http or https?), proxies and certificates."
+        return ""
     bundle = ca_bundle(os.environ)
     trusted = f"{bundle[0]} names {bundle[1]}, which does not have it." if bundle else "The system does not know it."
     return f"Set AWS_CA_BUNDLE to a PEM file with the authority that signed the certificate. {trusted}"
