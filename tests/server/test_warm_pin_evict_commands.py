@@ -14,6 +14,7 @@ from tests.support.control_bucket import read_json, wait_until
 from tests.support.fakes import ramp
 from tests.support.proxy import Command, Proxy, python
 from tests.support.tenants import CLIENTS, NAME, TEAM
+from tests.support.tls import TlsFront, certify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ def test_all_named_objects_are_warmed_and_reported(command: Command, proxy: Prox
     assert [state for _, state in names].count("done") >= 2
 
 
-def test_a_command_that_fails_says_why_and_ends_with_1(command: Command, tmp_path: Path) -> None:
+def test_a_command_that_fails_says_why_and_ends_with_1(command: Command, proxy: Proxy, tmp_path: Path) -> None:
     (tmp_path / "list").write_text(f"# mine\ns3://{BUCKET}/shard-000.tar\ns3://{BUCKET}/none\n")
     done = command.run("warm", "--from-file", tmp_path / "list")
     assert done.returncode == 1
@@ -86,6 +87,10 @@ def test_a_command_that_fails_says_why_and_ends_with_1(command: Command, tmp_pat
     assert (done.returncode, "Start one with `outrider serve`" in done.stderr) == (1, True)
     done = command.run("unpin", "--name", "x", "--endpoint", command.environ["OUTRIDER_ORIGIN"])
     assert (done.returncode, "but no Outrider" in done.stderr) == (1, True)
+    command.without("AWS_CA_BUNDLE")
+    with TlsFront(("127.0.0.1", int(proxy.endpoint.rpartition(":")[2])), certify(tmp_path)) as front:
+        done = command.run("warm", SHARDS, "--endpoint", front.endpoint)
+    assert (done.returncode, "Set AWS_CA_BUNDLE to a PEM file" in done.stderr) == (1, True), done.stderr
     for words in (["evict"], ["unpin"], ["warm", "--from-file", "/no/such/file"]):
         assert command.run(*words).returncode == 2, words
 

@@ -130,6 +130,8 @@ class ControlClient:
             keys = f" Signed with {self._keys}; the proxy's clients file has the keys and their grants."
             failed(f"{code}: {message}{keys if code in _DENIED else ''}")
         except (HTTPClientError, NoConnectionError, OSError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                failed(f"{error}. Set AWS_CA_BUNDLE to a PEM file with the authority that signed the certificate.")
             raise NoServerError(str(error)) from error
         except BotoCoreError as error:
             failed(str(error))
