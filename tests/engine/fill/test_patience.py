@@ -232,6 +232,24 @@ async def test_a_long_wait_is_logged_once_for_all_reads_and_so_is_its_end(
     assert [record.getMessage() for record in caplog.records] == ["waiting for the origin", "the origin answers again"]
 
 
+async def test_the_end_of_an_outage_is_logged_though_each_read_gave_up(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    room.away(to_s=200.0, status=503)
+    for _ in range(2):
+        with pytest.raises(OriginBroke):
+            await room.time.run(room.read())
+    assert room.passed_s < 200
+    room.time.now += 200.0
+    for _ in range(2):
+        await room.time.run(room.read())
+    gave_up = "gave up asking the origin"
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the origin", gave_up, gave_up, "the origin answers again"
+    ]  # fmt: skip
+
+
 async def test_the_time_of_all_waits_is_counted(room: Room) -> None:
     room.away(to_s=30.0, status=503)
     await room.time.run(room.read())

@@ -122,7 +122,10 @@ class Retries:
         # Ends the long waits that are under way.
         self._long: dict[Tries, Callable[[], None]] = {}
         self._long_since = 0.0
+        self._waited_s = 0.0
         self._why = ""
+        self.is_away = False
+        """Reads waited long, and no reply was received since, though all of them may have given up."""
 
     def stop(self) -> None:
         """The proxy is stopping: nobody is kept waiting for the origin any longer than a few tries take."""
@@ -136,8 +139,10 @@ class Retries:
     def waits_long(self, tries: Tries, why: str, end: Callable[[], None]) -> None:
         """The read waits for longer than a few tries take. `end` ends its wait."""
         if not self._long:
-            # One line for all reads: each of them has the same cause.
             self._long_since = self.patience.clock()
+        if not self.is_away:
+            # One line for all reads: each of them has the same cause.
+            self.is_away = True
             log.warning("waiting for the origin", extra={"read": str(tries.what), "error": why})
         self._long[tries] = end
         self._why = why
@@ -150,9 +155,11 @@ class Retries:
         return OriginWait(len(self._long), self.patience.clock() - self._long_since, self._why)
 
     def is_over(self, tries: Tries, *, answered: bool) -> None:
-        if self._long.pop(tries, None) is not None and answered and not self._long:
-            waited_s = self.patience.clock() - self._long_since
-            log.info("the origin answers again", extra={"waited_s": round(waited_s, 1)})
+        if self._long.pop(tries, None) is not None:
+            self._waited_s = self.patience.clock() - self._long_since
+        if answered and self.is_away and not self._long:
+            self.is_away = False
+            log.info("the origin answers again", extra={"waited_s": round(self._waited_s, 1)})
 
 
 class Tries:
@@ -252,5 +259,5 @@ class Tries:
 
     def answered(self) -> None:
         """The origin gave the reply that was requested."""
-        if self._failures:
+        if self._failures or self._retries.is_away:
             self._retries.is_over(self, answered=True)
