@@ -192,6 +192,7 @@ TRAIN = Data("s3://b/train/", 60 * GB)
         ("readers", Setup(), Load(), False, None, "Nothing to do"),
         ("disk", Setup(), Load(), False, None, "`--cache-dir` on a faster disk"),
         ("failing", Setup(), Load(), False, None, "outrider doctor"),
+        ("uncached", Setup(), Load(), False, None, "`outrider doctor` for room on disk"),
         ("freshness", Setup(), Load(), False, None, "--freshness immutable"),
         ("unknown", Setup(), Load(), False, None, "^$"),
     ],

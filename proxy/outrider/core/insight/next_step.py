@@ -71,7 +71,7 @@ def next_step(
         "connections": f"Raise {setup.connections_by}.",
         "fills": f"Raise {setup.fills_by}.",
         "peers": "Run `outrider cluster`: it shows how fast each member answers.",
-        "uncached": "See in `outrider stats` why (reads uncached, last error): bytes past the cache are never kept.",
+        "uncached": "See `outrider stats` for reads uncached and the last error, `outrider doctor` for room on disk.",
     }[slow]
 
 
