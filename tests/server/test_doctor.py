@@ -152,6 +152,18 @@ def test_an_outrider_that_runs_already_is_no_fault(command: Command, bucket: Buc
     assert "give each its own --cache-dir" in other[1]["cache dir"].do
 
 
+def test_an_outrider_whose_token_is_not_set_is_named(command: Command, bucket: Bucket) -> None:
+    listen, admin = command.environ["OUTRIDER_LISTEN"], command.environ["OUTRIDER_ADMIN"]
+    proxy = ServedProxy(bucket, command.cache_dir.parent, listen=listen, admin=admin)
+    proxy.environment["OUTRIDER_ADMIN_TOKEN"] = "a-token"
+    with proxy:
+        status, found = findings(command)
+        assert (status, found["admin token"].level) == (1, Level.FAIL)
+        assert "Set OUTRIDER_ADMIN_TOKEN" in found["admin token"].do
+        command.environ["OUTRIDER_ADMIN_TOKEN"] = "a-token"
+        assert findings(command)[0] == 0
+
+
 def test_a_cache_directory_that_is_gone_while_the_proxy_runs_is_named(command: Command, bucket: Bucket) -> None:
     listen, admin = command.environ["OUTRIDER_LISTEN"], command.environ["OUTRIDER_ADMIN"]
     with ServedProxy(bucket, command.cache_dir.parent, listen=listen, admin=admin):

@@ -28,6 +28,10 @@ class NoStatus(Exception):
     """The status cannot be read. The text says why, and what to do."""
 
 
+class WrongToken(NoStatus):
+    """The admin port wants a token, or another one."""
+
+
 def direct() -> urllib.request.OpenerDirector:
     """An opener that ignores http_proxy: the server is on this machine."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -45,9 +49,11 @@ def url_of(settings: Settings) -> str:
 
 
 def running_outrider(settings: Settings) -> Status | None:
-    """The /status of the outrider at the address `admin`; None: there is none, or it has another token."""
+    """The /status of the outrider at the address `admin`; None: there is none. Raises WrongToken."""
     try:
         return None if settings.admin.endswith(":0") else status_at(url_of(settings), settings)
+    except WrongToken:
+        raise
     except NoStatus:
         return None
 
@@ -73,8 +79,10 @@ def answer_at(url: str, settings: Settings, path: str) -> Status:
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 401:
-                text = f"{url} needs a token, or does not accept this one: set OUTRIDER_ADMIN_TOKEN."
-            elif error.code == _REFUSED:
+                raise WrongToken(
+                    f"{url} needs a token, or does not accept this one: set OUTRIDER_ADMIN_TOKEN."
+                ) from error
+            if error.code == _REFUSED:
                 text = error.read(_TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
             else:
                 text = f"{url} answered {error.code}: that is no admin port of outrider. Is --admin right?"

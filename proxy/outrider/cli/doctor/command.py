@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outrider.cli.admin_port import direct, running_outrider, url_of
-from outrider.cli.doctor.finding import Diagnosis, ok, show, show_json
+from outrider.cli.admin_port import WrongToken, direct, running_outrider, url_of
+from outrider.cli.doctor.finding import Diagnosis, fail, ok, show, show_json
 from outrider.cli.doctor.job_checks import job_findings
 from outrider.cli.doctor.machine_checks import cache_findings, check_open_files, check_port
 from outrider.cli.doctor.origin_checks import endpoint_findings, origin_findings
@@ -78,7 +78,14 @@ def _report(findings: Iterable[Diagnosis], as_json: bool) -> int:
 def _findings(settings: Settings, url: str | None) -> Iterator[Diagnosis]:
     yield ok("settings", f"valid: auth {settings.auth}, freshness {settings.freshness}, policy {settings.policy}")
     yield from asyncio.run(_collected(origin_findings(settings, url)))
-    status = running_outrider(settings)
+    status = None
+    try:
+        status = running_outrider(settings)
+    except WrongToken:
+        yield fail(
+            "admin token", f"{settings.admin}: needs a token, or does not accept this one",
+            "Set OUTRIDER_ADMIN_TOKEN to the proxy's. Without it, the lines below take that proxy for a stranger.",
+        )  # fmt: skip
     version = None if status is None else str(status["version"])
     listens = status is not None and status["listen"] == settings.listen
     yield from cache_findings(settings, listens)
