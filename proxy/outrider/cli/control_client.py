@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import typer
 from botocore import UNSIGNED
 from botocore.config import Config as ClientConfig
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, SSLError
 from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.session import Session
 from rich.console import Console
@@ -129,9 +129,9 @@ class ControlClient:
                 failed(missing)
             keys = f" Signed with {self._keys}; the proxy's clients file has the keys and their grants."
             failed(f"{code}: {message}{keys if code in _DENIED else ''}")
+        except SSLError as error:
+            failed(f"{error}. Set AWS_CA_BUNDLE to a PEM file with its authority, if the certificate is not trusted.")
         except (HTTPClientError, NoConnectionError, OSError) as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                failed(f"{error}. Set AWS_CA_BUNDLE to a PEM file with the authority that signed the certificate.")
             raise NoServerError(str(error)) from error
         except BotoCoreError as error:
             failed(str(error))
