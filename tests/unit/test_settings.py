@@ -79,7 +79,16 @@ def test_variables_that_kubernetes_makes_for_services_are_no_settings() -> None:
      ("100 %", 7, 7), ("0", 9, 0), (4096, 0, 4096), ("1TiB", 0, 2**40)],
 )  # fmt: skip
 def test_sizes_are_bytes_units_or_a_share(given: str | int, whole: int, size: int) -> None:
-    assert load({"cache_size": given}, None, {}).cache_size.of(whole) == size
+    assert load({"min_free": given}, None, {}).min_free.of(whole) == size
+
+
+def test_a_cache_size_that_lacks_its_unit_is_refused() -> None:
+    """The blocks in the cache would be evicted."""
+    for size in ("10", "4095", 10):
+        with pytest.raises(SettingsError, match=r"--cache-size .*: '?\d+'? is too few bytes .*write a unit"):
+            load({"cache_size": size}, None, {})
+    for size in ("0", "4096", "0%"):
+        load({"cache_size": size}, None, {})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from outrider.settings.clients_file import Clients, read_clients
 from outrider.settings.values import (
     Address,
     Bytes,
+    CacheSize,
     File,
     FreshnessText,
     SettingsError,
@@ -104,7 +105,7 @@ class Settings(BaseModel):
         description="Directory of the cache; `memory`: on the tmpfs. Several, one on each disk, are one cache: the "
         "flag again for each, a list in the file, commas in the variable.",
     )
-    cache_size: SizeOrShare = Field(
+    cache_size: CacheSize = Field(
         Size(share=0.8), description="Size of the cache on all its disks, in bytes or as a share of each file system."
     )
     min_free: SizeOrShare = Field(

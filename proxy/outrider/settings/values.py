@@ -20,6 +20,8 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 2**10, "m": 10**6, "mb"
 _IN_URL = re.compile(r"[^\s?#]+")
 # Characters that every client can send in a header.
 _IN_HEADER = re.compile(r"[ -~]+")
+# No block takes less on disk.
+_CACHE_BYTES_MIN = 4096
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*|%)", re.ASCII)
 
 
@@ -51,6 +53,14 @@ def as_size(value: object) -> object:
             raise PydanticCustomError("size", "is more than 100 %")
         return Size(share=float(match[1]) / 100)
     return Size(amount_bytes=int(float(match[1]) * _UNITS[match[2].lower()]))
+
+
+def _cache_size(size: Size) -> Size:
+    """0 keeps nothing."""
+    # With `--cache-size 10` in place of 10GiB, the start would evict all that the cache has.
+    if not size.share and 0 < size.amount_bytes < _CACHE_BYTES_MIN:
+        raise PydanticCustomError("size", "is too few bytes for any block: write a unit, as in 10GiB")
+    return size
 
 
 def as_share(value: object) -> object:
@@ -154,6 +164,7 @@ def paths(value: object) -> object:
 Address = Annotated[str, AfterValidator(address)]
 Bytes = Annotated[int, BeforeValidator(plain_bytes)]
 SizeOrShare = Annotated[Size, BeforeValidator(as_size)]
+CacheSize = Annotated[Size, BeforeValidator(as_size), AfterValidator(_cache_size)]
 Words = Annotated[tuple[str, ...], BeforeValidator(comma_list)]
 File = Annotated[Path, BeforeValidator(_path)]
 FreshnessText = Annotated[str, AfterValidator(_freshness)]
