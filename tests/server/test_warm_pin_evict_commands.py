@@ -120,6 +120,17 @@ def test_an_interrupted_warm_up_goes_on_in_the_proxy_and_can_be_cancelled_by_nam
     assert left["state"] in ("running", "done")
 
 
+def test_a_warm_up_that_a_failing_bucket_holds_up_says_so_once(command: Command, bucket: Bucket) -> None:
+    (port,) = free_ports(1)
+    with Proxy(bucket, f"http://127.0.0.1:{port}", origin_patience_s="5") as proxy:
+        command.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+        done = command.run("warm", f"s3://{BUCKET}/")
+    held_up, failure = done.stderr.splitlines()
+    assert held_up.startswith("outrider: the bucket fails: 1 read waits, for ")
+    assert "Run `outrider doctor`" in held_up
+    assert (done.returncode, failure.startswith(f"outrider: s3://{BUCKET}/: ")) == (1, True)
+
+
 def test_a_pin_is_refused_with_the_numbers_and_unpinned_by_its_list(command: Command, bucket: Bucket) -> None:
     done = command.run("pin", SHARDS)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import sys
@@ -33,6 +34,8 @@ _ANSWER_TIMEOUT_S = 600
 _CONNECT_TIMEOUT_S = 5
 _POLL_S = 0.25
 _FAILURES_SHOWN = 50
+# After so long without progress, a failing bucket is reported.
+_STANDSTILL_S = 2.0
 _LOOKS = "looks for the objects"
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
 
@@ -256,7 +259,9 @@ def carry_out(
 
 
 def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
-    """Wait for the end of a warm-up or pin, with a progress bar of the bytes on disk. Returns its last report."""
+    """Wait for the end of a warm-up or pin, with a progress bar of the bytes on disk. Returns its last report. If a
+    failing bucket holds it up, that is printed once."""
+    seen, since = None, time.monotonic()
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
@@ -264,8 +269,21 @@ def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
         while (report := proxy.get(key))["state"] == "running":
             on_disk = report["bytes"]["on_disk"]
             bar.update(line, total=expected_bytes(report) or None, completed=on_disk, text=progress_in_words(report))
+            if (now_seen := (on_disk, report["objects"])) != seen:
+                seen, since = now_seen, time.monotonic()
+            elif time.monotonic() - since > _STANDSTILL_S:
+                since = math.inf if _has_said_why(proxy, console) else time.monotonic()
             time.sleep(_POLL_S)
     return report
+
+
+def _has_said_why(proxy: ControlClient, console: Console) -> bool:
+    """Print that the bucket fails, if it does. Clients with keys are not shown it."""
+    verdict: dict[str, str] = proxy.get("status.json").get("verdict", {})
+    is_failing = verdict.get("slow") == "failing"
+    if is_failing:
+        console.print(f"outrider: {verdict['text']}. {verdict['next']}", markup=False, highlight=False, soft_wrap=True)
+    return is_failing
 
 
 def followed(proxy: ControlClient, key: str) -> dict[str, Any]:
