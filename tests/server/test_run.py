@@ -238,11 +238,15 @@ def test_the_summary_counts_the_reads(command: Command) -> None:
     assert summary == {
         "reads": 1, "served_bytes": len(RAMP), "origin_bytes": len(RAMP), "origin_requests": 1,
         "hit_ratio": from_disk / len(RAMP), "saved_bytes": 0, "credentials_refused": None,
+        "other_requests": 0,
     }  # fmt: skip
     again = command.run("run", "--", *python(READ, "3"))
     assert len(set(again.stdout.splitlines())) == 1
     assert again.stdout.endswith(" HIT\n")
     assert again.stderr == "outrider: 3 reads, 100 % from the cache, nothing from the bucket, 9.4 MB saved\n"
+    lists = "import os, urllib.request; urllib.request.urlopen(os.environ['AWS_ENDPOINT_URL']).close()"
+    done = command.run("run", "--", *python(lists))
+    assert done.stderr == "outrider: no object was read; the proxy had 1 other request\n"
 
 
 @pytest.mark.parametrize(("form", "stderr"), [("text", "2>/dev/full"), ("text", "<&- 2>&-"), ("json", "2>&-")])

@@ -188,8 +188,10 @@ def test_a_signal_that_comes_with_another_one_is_passed_on_once() -> None:
     [
         (
             Summary(0, 0, 0, 0, 0),
-            "no reads through the proxy: the command read no object of S3, or with a client that asks elsewhere",
+            "no request reached the proxy. If the command reads S3, its client ignores AWS_ENDPOINT_URL: see "
+            "docs/frameworks.md.",
         ),
+        (Summary(0, 0, 0, 0, 1, other_requests=1), "no object was read; the proxy had 1 other request"),
         (Summary(1, 0, 0, 300, 1), "1 read, nothing served"),
         (Summary(1, 10, 10, 0, 0), "1 read, 100 % from the cache, nothing from the bucket, 10 B saved"),
         (

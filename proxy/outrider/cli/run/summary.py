@@ -10,7 +10,7 @@ from typing import Any, Literal
 from outrider.cli.run.stderr import say, write
 from outrider.composition import Outrider
 from outrider.core.origin.error_causes import REMEDIES
-from outrider.core.text import in_words
+from outrider.core.text import counted, in_words
 from outrider.metrics import SOURCES
 
 SummaryForm = Literal["text", "json", "none"]
@@ -20,7 +20,7 @@ SummaryForm = Literal["text", "json", "none"]
 class Summary:
     """`cached_bytes` of the `served_bytes` came from the disk. `origin_bytes` came from the bucket in the same time.
     `verdict` is that of the status document, on all reads; empty: none was made. `credentials_refused`: the code with
-    which the bucket refused the credentials."""
+    which the bucket refused the credentials. `other_requests`: all but GETs and HEADs of objects."""
 
     reads: int
     served_bytes: int
@@ -29,19 +29,22 @@ class Summary:
     origin_requests: int
     verdict: Mapping[str, Any] = field(default_factory=dict)
     credentials_refused: str | None = None
+    other_requests: int = 0
 
     @classmethod
     def of(cls, outrider: Outrider) -> Summary:
         metrics = outrider.metrics
         served = {source: int(metrics.value("outrider_served_bytes_total", source=source)) for source in SOURCES}
+        reads = int(sum(metrics.total("outrider_requests_total", op=op) for op in ("get", "head")))
         return cls(
-            reads=int(sum(metrics.total("outrider_requests_total", op=op) for op in ("get", "head"))),
+            reads=reads,
             served_bytes=sum(served.values()),
             cached_bytes=served["disk"],
             origin_bytes=int(metrics.value("outrider_origin_bytes_total")),
             origin_requests=int(metrics.total("outrider_origin_requests_total")),
             verdict=outrider.overview.verdict_on_all(),
             credentials_refused=outrider.credentials.refusal,
+            other_requests=int(metrics.total("outrider_requests_total")) - reads,
         )
 
     @property
@@ -55,8 +58,13 @@ class Summary:
         return max(0, self.served_bytes - self.origin_bytes)
 
     def text(self) -> str:
+        if not self.reads and self.other_requests:
+            return f"no object was read; the proxy had {counted(self.other_requests, 'other request')}"
         if not self.reads:
-            return "no reads through the proxy: the command read no object of S3, or with a client that asks elsewhere"
+            return (
+                "no request reached the proxy. If the command reads S3, its client ignores AWS_ENDPOINT_URL: see "
+                "docs/frameworks.md."
+            )
         reads = f"{self.reads:,} {'read' if self.reads == 1 else 'reads'}"
         if self.hit_ratio is None:
             return f"{reads}, nothing served"
