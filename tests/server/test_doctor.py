@@ -147,6 +147,9 @@ def test_an_outrider_that_runs_already_is_no_fault(command: Command, bucket: Buc
         relative = findings(command, "--cache-dir", os.path.relpath(command.cache_dir))[1]
         for each in (found, relative):
             assert "in use by the outrider that runs here" in each["cache dir"].text
+        _, found = findings(command, "--origin", "http://127.0.0.1:1")
+        assert found["listen"].level is Level.WARN
+        assert found["listen"].text.endswith(f"listens there already, in front of {bucket.endpoint}")
         other = findings(command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     assert (other[0], other[1]["cache dir"].level) == (1, Level.FAIL)
     assert "give each its own --cache-dir" in other[1]["cache dir"].do

@@ -89,7 +89,8 @@ def _findings(settings: Settings, url: str | None) -> Iterator[Diagnosis]:
     version = None if status is None else str(status["version"])
     listens = status is not None and status["listen"] == settings.listen
     yield from cache_findings(settings, listens)
-    yield check_port("--listen", settings.listen, version if listens else None)
+    elsewhere = (status["origin"] or "AWS S3") if status is not None and status["origin"] != settings.origin else None
+    yield check_port("--listen", settings.listen, version if listens else None, elsewhere)
     yield check_port("--admin", settings.admin, version)
     if settings.peer_listen_at is not None:
         member = status.get("cluster") if status is not None and listens else None

@@ -162,10 +162,16 @@ def _timed_read(fd: int, size: int) -> float:
     return done / (time.perf_counter() - began)
 
 
-def check_port(flag: str, address: str, running: str | None) -> Diagnosis:
-    """`running`: the version of the outrider that already listens there; None: none does."""
+def check_port(flag: str, address: str, running: str | None, elsewhere: str | None = None) -> Diagnosis:
+    """`running`: the version of the outrider that already listens there; None: none does. `elsewhere`: its origin, if
+    the doctor checked another one."""
     name = flag.lstrip("-")
     host, _, port = address.rpartition(":")
+    if running is not None and elsewhere is not None:
+        text = f"{address}: outrider {running} listens there already, in front of {elsewhere}"
+        return warn(
+            name, text, "The doctor checked another origin. Give it the flags and the environment of the proxy."
+        )
     if running is not None:
         return ok(name, f"{address}: outrider {running} listens there already")
     try:
