@@ -121,6 +121,7 @@ def test_the_demo_needs_nothing_but_the_wheel_and_an_s3_server(image: tuple[Buil
         argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert "outrider: writing 2 objects\n" in done.stderr
     direct, cold, warm = json.loads(done.stdout)
     assert direct["bucket_bytes"] >= 2 * OBJECT_BYTES
     assert cold["bucket_bytes"] >= 2 * OBJECT_BYTES

@@ -26,10 +26,12 @@ async def test_a_server_that_ended_is_not_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("starting\nno space left on device\n")
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    begun: list[str] = []
     with subprocess.Popen(["false"]) as server:
         server.wait()
         with pytest.raises(NoBucket, match=r"status 1: no space left on device$"):
-            await DemoBucket(free_ports(1)[0], keys, server, log).fill(1)
+            await DemoBucket(free_ports(1)[0], keys, server, log).fill(1, lambda: begun.append("writes"))
+    assert not begun
 
 
 def test_a_read_that_fails_ends_the_job() -> None:

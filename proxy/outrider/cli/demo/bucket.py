@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +36,15 @@ class DemoBucket:
     server: subprocess.Popen[bytes]
     log: Path
 
-    async def fill(self, objects: int) -> int:
-        """Put objects of random bytes. Returns their size in all.
+    async def fill(self, objects: int, begins: Callable[[], None]) -> int:
+        """Put objects of random bytes, and call `begins` before the first one. Returns their size in all.
 
         Raises:
             NoBucket: the server has ended, or does not answer within a minute.
         """
-        return await asyncio.to_thread(self._fill, objects)
+        return await asyncio.to_thread(self._fill, objects, begins)
 
-    def _fill(self, objects: int) -> int:
+    def _fill(self, objects: int, begins: Callable[[], None]) -> int:
         client = client_of({**self.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}"})
         until = time.monotonic() + _READY_S
         while True:
@@ -59,6 +59,7 @@ class DemoBucket:
                 if time.monotonic() > until:
                     raise NoBucket(f"the S3 server does not answer: {error}") from error
                 time.sleep(0.1)
+        begins()
         chance = random.Random(0)  # noqa: S311 - bytes to look at
         for number in range(objects):
             client.put_object(Bucket=NAME, Key=key_of(number), Body=chance.randbytes(OBJECT_BYTES))

@@ -79,7 +79,7 @@ async def _demo(objects: int, *, stay: bool, as_json: bool) -> None:
         (directory / "bucket").mkdir()
         _say("starting an S3 server")
         bucket = stack.enter_context(served(directory / "bucket"))
-        size = await bucket.fill(objects)
+        size = await bucket.fill(objects, lambda: _say(f"writing {objects} objects"))
         line = SlowLine(bucket.port, _LATENCY_S, _CONNECTION_BYTES_S)
         await stack.enter_async_context(line.opened())
         # The proxy is in this process, and finds the bucket's keys as any proxy does.
