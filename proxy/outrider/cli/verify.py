@@ -92,7 +92,7 @@ def _offline(directories: Sequence[Path], *, quiet: bool) -> dict[str, Any]:
 
 
 def _verified(directories: Sequence[BlockDir], quiet: bool) -> dict[str, Any]:
-    paths = [found.path for directory in directories for found in directory.walk()]
+    paths = [found.path for directory in directories for found in directory.found()]
     bad: list[dict[str, object]] = []
     size = 0
     console = Console(stderr=True)

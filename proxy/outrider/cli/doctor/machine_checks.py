@@ -50,7 +50,7 @@ def cache_findings(settings: Settings, running_here: bool) -> Iterator[Diagnosis
         if existing.is_dir() and os.access(existing, os.W_OK):
             usable.append((directory, existing))
     held = [
-        0 if memory else sum(found.disk_bytes for found in islice(BlockDir(directory).walk(), _FILES_COUNTED_MAX))
+        0 if memory else sum(found.disk_bytes for found in islice(BlockDir(directory).found(), _FILES_COUNTED_MAX))
         for directory, _ in usable
     ]
     rooms = [_room(settings, existing, used) for (_, existing), used in zip(usable, held, strict=True)]

@@ -28,9 +28,8 @@ from outrider.ports import BlockStore, BlockWriter, Buffer
 
 log = logging.getLogger(__name__)
 
-# A write costs a hop to a thread and back, with the GIL handed over at each of its system calls, while a connection of
-# the bucket brings some 100 KiB at a time: so bytes are held in memory until there are as many as this. Readers do not
-# wait for the write: they get the bytes from memory.
+# A write costs a hop to a thread and back, with the GIL handed over at each system call, and a connection brings some
+# 100 KiB at a time: so bytes are held in memory until there are so many. Readers get them from there, and do not wait.
 _BUFFER_BYTES = 512 * 1024
 # All fills together hold less than this, so each of many fills holds less. Fifty fills that each held as much as a
 # single one took more memory than everything else in the process.
