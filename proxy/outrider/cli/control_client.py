@@ -32,7 +32,8 @@ from outrider.core.text import in_words, part_of
 # A pin is answered after a HEAD for each of its objects.
 _ANSWER_TIMEOUT_S = 600
 _CONNECT_TIMEOUT_S = 5
-_POLL_S = 0.25
+# Each poll is a line in the proxy's log, so those of a long job are rare: once in a twentieth of its time so far.
+_POLL_S, _POLL_S_MAX = 0.25, 5.0
 _FAILURES_SHOWN = 50
 # After so long without progress, a failing bucket is reported.
 _STANDSTILL_S = 2.0
@@ -261,7 +262,7 @@ def carry_out(
 def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
     """Wait for the end of a warm-up or pin, with a progress bar of the bytes on disk. Returns its last report. If a
     failing bucket holds it up, that is printed once."""
-    seen, since = None, time.monotonic()
+    seen, since = None, (began := time.monotonic())
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
@@ -273,7 +274,7 @@ def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
                 seen, since = now_seen, time.monotonic()
             elif time.monotonic() - since > _STANDSTILL_S:
                 since = math.inf if _has_said_why(proxy, console) else time.monotonic()
-            time.sleep(_POLL_S)
+            _pause(began)
     return report
 
 
@@ -288,10 +289,15 @@ def _has_said_why(proxy: ControlClient, console: Console) -> bool:
 
 def followed(proxy: ControlClient, key: str) -> dict[str, Any]:
     """Like `follow`, for a verification, which has no objects to show."""
+    began = time.monotonic()
     with Console(stderr=True).status(key.partition("/")[0]):
         while (report := proxy.get(key))["state"] == "running":
-            time.sleep(_POLL_S)
+            _pause(began)
     return report
+
+
+def _pause(began: float) -> None:
+    time.sleep(min(_POLL_S_MAX, max(_POLL_S, (time.monotonic() - began) / 20)))
 
 
 def progress_in_words(report: dict[str, Any]) -> str:
