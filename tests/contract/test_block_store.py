@@ -276,6 +276,37 @@ async def test_free_space_stays_above_its_floor(root: Path, monkeypatch: pytest.
     disk.close()
 
 
+def warnings_of_others(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(record.message == "others have filled the disk of the cache" for record in caplog.records)
+
+
+async def test_a_disk_that_others_have_filled_is_named_once_a_minute(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Crowded, "room", FILE)
+    disk = Disk(root, directory=Crowded, min_free=2 * FILE)
+    for waited_s, warned in ((0, 1), (59, 1), (1, 2)):
+        disk.clock.advance(waited_s)
+        with pytest.raises(StoreUnavailable):
+            await disk.store.create(meta_of(0))
+        assert warnings_of_others(caplog) == warned
+    disk.close()
+
+
+async def test_a_cache_that_is_full_of_blocks_in_use_is_not_called_filled_by_others(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(root, capacity=FILE)
+    await disk.write(meta_of(0))
+    lease = disk.store.lease_open(meta_of(0).key)
+    assert lease is not None
+    with pytest.raises(StoreUnavailable):
+        await disk.store.create(meta_of(1))
+    assert warnings_of_others(caplog) == 0
+    lease.release()
+    disk.close()
+
+
 def lengthen(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"x")

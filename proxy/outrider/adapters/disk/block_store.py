@@ -148,6 +148,7 @@ class DiskBlockStore(BlockReads):
             # A pin reserved this room: blocks that the policy would keep are evicted as well.
             victims, enough = self._victims(disk, over, self._ranked())
         if not enough:
+            disk.found_no_room(need)
             raise StoreUnavailable("no block may be evicted")
         await self._evict(disk, victims)
 

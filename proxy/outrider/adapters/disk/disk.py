@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -24,6 +26,8 @@ from outrider.metrics import Metrics
 from outrider.ports import Clock
 from outrider.settings import Size
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Stored: TypeAlias = tuple[BlockKey, int, bool]
 """A block, the bytes of its file on disk, and whether the file is emptied when it is removed: those who have it open
@@ -31,6 +35,7 @@ get no more bytes of it, and it takes no more room."""
 
 # As many files are removed in some tens of milliseconds.
 _TIDIED_AT_ONCE = 256
+_NO_ROOM_PAUSE_S = 60.0
 
 
 class Disk:
@@ -58,6 +63,7 @@ class Disk:
         self.left_behind: dict[BlockKey, int] = {}
         """Blocks that another disk has now, and the bytes of their files here, which are still to be removed."""
         self.pace = WritePace()
+        self._no_room_after = -inf
         self.blocks = 0
         self.reads = 0
         self.quiet = asyncio.Event()
@@ -151,6 +157,15 @@ class Disk:
             return False
         self.quiet.clear()
         return True
+
+    def found_no_room(self, need: int) -> None:
+        """Nothing may be evicted for so many bytes. That is usual in a cache that is full, but not in one whose file
+        system others have filled."""
+        if self.budget.room_bytes >= need and self.work.clock() >= self._no_room_after:
+            self._no_room_after = self.work.clock() + _NO_ROOM_PAUSE_S
+            log.warning("others have filled the disk of the cache", extra={
+                "disk": self.name, "blocks": self.blocks, "min_free_bytes": self.budget.min_free_bytes,
+            })  # fmt: skip
 
     def written(self, need: int) -> None:
         """The file of a reservation is in its place."""
