@@ -148,6 +148,41 @@ async def test_a_block_that_was_written_again_is_described_by_its_note_until_it_
     disk.close()
 
 
+async def test_a_note_from_before_a_crash_says_nothing_of_a_block_that_was_written_after_it(root: Path) -> None:
+    disk = await Noted.started(root)
+    disk.believed.recall(METAS[0].layout.origin, Belief(METAS[0].version, 5.0, True))
+    await disk.write(METAS[0])
+    await disk.recovery.note(0)
+    await disk.store.drop([METAS[0].key])
+    await disk.touched.note([METAS[0].version.ref])
+    disk.close()
+    disk = await Noted.started(root)
+    newer = meta_of(0, "a", headers=(*MODIFIED, ("x-amz-tagging-count", "7")))
+    await disk.write(newer)
+    disk.close()
+    disk = await Noted.started(root)
+    assert [version.headers for version in disk.believed.versions] == [newer.version.headers]
+    disk.close()
+
+
+async def test_all_blocks_are_noted_again_after_a_crash_if_some_left_and_none_if_none_left(root: Path) -> None:
+    disk = await Noted.started(root)
+    await disk.write(*METAS)
+    await disk.recovery.note(0)
+    disk.close()
+    for _ in range(2):
+        assert await noted_blocks(root) == len(METAS)
+    disk = await Noted.started(root)
+    await disk.store.drop([METAS[0].key])
+    disk.close()
+    disk = await Noted.started(root)
+    assert not (root / "landed").exists()
+    await disk.recovery.note(0)
+    disk.close()
+    for _ in range(2):
+        assert await noted_blocks(root) == len(METAS) - 1
+
+
 async def test_the_file_is_begun_anew_when_most_of_its_blocks_have_left(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.disk.written_names import WrittenNamesFile
+from outrider.adapters.disk.written_names import WrittenNamesFile, WrittenNamesFiles
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.disk_limits import DiskBudget
@@ -75,6 +75,7 @@ class World:
         disk = Disk(BlockDir.open(self.root), DiskBudget(2**30), metrics, self.clock)
         self.store = DiskBlockStore([disk], Lru(), metrics, self.clock)
         self.touched = WrittenNamesFile(self.store.disks[0].directory, self.store.disks[0].work, is_alone=is_alone)
+        self.note = WrittenNamesFiles([self.touched], self.versions.may_have).note
         self.others: list[ObjectRef] = []
         self.versions.on_other = self.others.append
         self.recovery = Recovery(
@@ -108,7 +109,7 @@ class World:
     async def act(self, act: str, ref: ObjectRef, pick: int) -> None:
         await getattr(self, f"on_{act}")(ref, pick)
         for other in self.others:
-            await self.touched.note([other])
+            await self.note([other])
         self.others.clear()
 
     async def on_ask(self, ref: ObjectRef, pick: int) -> None:
@@ -149,7 +150,10 @@ class World:
         self.numbers[ref] += 1
 
     async def on_send(self, ref: ObjectRef, pick: int) -> None:
-        await self.send(ref)
+        """A write of a name without blocks is not recorded: after a crash the proxy does not know that it may be under
+        way."""
+        if self.versions.may_have(ref) or not self.touched.is_whole:
+            await self.send(ref)
 
     async def on_lost(self, ref: ObjectRef, pick: int) -> None:
         """A write has no answer."""
@@ -164,6 +168,9 @@ class World:
 
     async def on_note(self, ref: ObjectRef, pick: int) -> None:
         await self.recovery.note(0)
+
+    async def on_evict(self, ref: ObjectRef, pick: int) -> None:
+        await self.store.drop(self.store.blocks_of(lambda its: its == ref))
 
     async def on_wait(self, ref: ObjectRef, pick: int) -> None:
         self.advance(pick)
@@ -186,7 +193,7 @@ class World:
             self.writes.pop()
 
     async def send(self, name: Name) -> None:
-        await self.touched.note([name])
+        await self.note([name])
         for versions in (self.versions, self.kept):
             if isinstance(name, str):
                 versions.forget_bucket(name)
@@ -224,7 +231,7 @@ class World:
 
 ACTS = (
     "read", "read", "read", "head", "ask", "answer", "fill", "past", "gone", "write", "tag", "bucket", "send", "lost",
-    "carry", "note", "note", "wait", "stop", "stop", "kill", "kill",
+    "carry", "note", "note", "evict", "wait", "stop", "stop", "kill", "kill",
 )  # fmt: skip
 histories = st.lists(
     st.tuples(st.sampled_from(ACTS), st.sampled_from((A, A, A, B, C)), st.sampled_from((0, 1, 2, 30, 59, 300, 700))),
@@ -301,6 +308,13 @@ async def test_a_crash_does_not_bring_back_a_version_that_the_origin_no_longer_h
 ) -> None:
     world = await played(tmp_path, "immutable", ("read", 0), *seen, ("kill", 0))
     assert world.versions.fresh(A) is None
+
+
+@pytest.mark.parametrize("written", [[("tag", 0), ("kill", 0)], [("kill", 0), ("tag", 0)]], ids=["before", "after"])
+async def test_a_note_from_before_a_crash_does_not_bring_back_headers_from_before_a_write(
+    written: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    await played(tmp_path, "immutable", ("read", 0), ("note", 0), ("evict", 0), *written, ("read", 0), ("kill", 0))
 
 
 async def test_headers_that_a_stop_knew_to_be_outdated_on_disk_are_not_believed_after_a_crash(tmp_path: Path) -> None:

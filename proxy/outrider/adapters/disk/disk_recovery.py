@@ -96,7 +96,7 @@ class DiskRecovery:
             # A block that could not be read now may be readable at the next start, which then needs the older names.
             keep: Callable[[], OSError | None] | None = None
             if self.disk.whole:
-                keep = partial(self._touched.settle, self._doubtful)
+                keep = partial(self._settle, self._touched, after_crash=saved is None)
             elif len(self._store.disks) > 1:
                 # The file would be one of an older run.
                 keep = self._touched.give_up
@@ -106,6 +106,15 @@ class DiskRecovery:
         log.info("index ready", extra={"disk": self.disk.name, "blocks": self.disk.blocks,
                                        "bytes": self.disk.budget.used_bytes,
                                        "by": "scan" if saved is None else "snapshot"})  # fmt: skip
+
+    def _settle(self, touched: WrittenNamesFile, *, after_crash: bool) -> OSError | None:
+        if after_crash:
+            # From here on writes of names without blocks are not recorded.
+            try:
+                self._landed.drop_if_some_left()
+            except OSError as error:
+                return error
+        return touched.settle(self._doubtful)
 
     async def look(self) -> bool:
         """Look whether the disk works. Returns whether another directory has taken the place of the one that was
@@ -262,12 +271,14 @@ class DiskRecovery:
                 if page.written_at > self._restart.wall_clock():
                     continue  # of a clock that was ahead: by it each file would be older than the page
                 if (known := known_blocks(page, names, is_doubtful)).refs:
+                    self._landed.found += len(known.refs)
                     self.disk.budget.take(PAGE_BYTES * sum(known.pages))
                     self._adopt_page(known, ran_at)
                     self._rank_if_full()
         except FileNotFoundError:
             pass
         except OSError as error:
+            self._landed.found = -1
             self.disk.work.failed("note", error)
 
     def _rank_if_full(self) -> None:
@@ -278,7 +289,7 @@ class DiskRecovery:
     async def note(self) -> None:
         """See `landed_blocks`. A cache in memory ends with the process."""
         rows: Collection[int] | None = self._store.unnoted(self.disk)
-        if self._touched is None or not rows:
+        if self._touched is None or not (rows or self._landed.is_behind):
             return
         if not self._whole or not self.disk.works:
             self._landed.is_behind = True

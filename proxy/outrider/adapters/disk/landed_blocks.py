@@ -4,7 +4,8 @@ It is the snapshot of the last stop under another name, and behind it pages of t
 form (see `index_snapshot`). Blocks that left are not noted, and no write of this file is waited for: it only helps. The
 scan lists the names of files. A file whose name a page has is indexed without being looked at; the header of any other
 one is read, and a block without a file is passed over. The name of a file is a digest of the object, the version and
-the block, so a page can describe no other content. All blocks are verified at their first use.
+the block, so a page can describe no other content. All blocks are verified at their first use. Where some had no file,
+the file of notes is removed after the scan, and all blocks are noted anew.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class LandedBlocks:
         self._path = disk.directory.landed
         self.blocks = 0
         """How many its pages have, some of them more than once. 0: the file is to be begun."""
+        self.found = 0
+        """How many of them a scan has indexed."""
         self.is_behind = False
         """Blocks landed that it lacks."""
 
@@ -43,6 +46,13 @@ class LandedBlocks:
             for page in pages_in(file if file.readline() == HEAD else ()):
                 self.blocks += len(page.numbers)
                 yield page
+
+    def drop_if_some_left(self) -> None:
+        """After a scan. A block that left, and comes again, may have headers that no note has. Raises OSError."""
+        if self.found != self.blocks:
+            self._disk.directory.hold()
+            self._path.unlink(missing_ok=True)
+            self.is_behind = True
 
     def add_next(self, pages: Iterator[OpenPage]) -> bool:
         """False: there is none. Raises OSError."""
