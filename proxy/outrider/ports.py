@@ -434,7 +434,7 @@ class Versions(Protocol):
         ...
 
     def belief(self, origin: str, version: ObjectVersion) -> Belief:
-        """The belief that may be recalled after a stop; from any thread, while nothing changes."""
+        """The belief that may be recalled after a stop; from any thread."""
         ...
 
     def confirmed_at(self, wall_clock: Clock, meta: BlockMeta) -> float:

@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.adapters.disk import landed_blocks
+from outrider.adapters.disk.index_snapshot import OnDisk
 from outrider.adapters.disk.recovery import Recovery
+from outrider.adapters.disk.slots import BlockRows
 from outrider.adapters.disk.snapshot_page import pages_in
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.cache.block_file import Header
-from outrider.core.model import ObjectRef
+from outrider.core.model import BlockKey, ObjectRef
 from outrider.ports import Belief
 from tests.contract.disk_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.faulty_disk import SickDisk
@@ -181,6 +183,26 @@ async def test_all_blocks_are_noted_again_after_a_crash_if_some_left_and_none_if
     disk.close()
     for _ in range(2):
         assert await noted_blocks(root) == len(METAS) - 1
+
+
+async def test_a_row_that_gets_another_block_while_it_is_noted_is_noted_as_neither(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = await Noted.started(root)
+    await disk.write(METAS[0])
+    find = BlockRows.row
+
+    def replaces(rows: BlockRows, block: BlockKey) -> int:
+        row = find(rows, block)
+        if block == METAS[0].key and row >= 0:
+            monkeypatch.undo()
+            rows.remove(block, rows[block])
+            assert rows.add(disk.store.disks[0], METAS[3].key, METAS[3], FILE, verified=True) == row
+        return row
+
+    monkeypatch.setattr(BlockRows, "row", replaces)
+    assert disk.store.on_disk(METAS[0]) == OnDisk(0, b"")
+    disk.close()
 
 
 async def test_the_file_is_begun_anew_when_most_of_its_blocks_have_left(

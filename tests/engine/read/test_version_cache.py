@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.packed_version import PACKING
+from outrider.core.packed_version import PACKING, is_of, unpack
 from outrider.core.s3.list_page import ListedObject
+from outrider.engine.read import version_rows
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Belief
 from tests.support.fakes import FakeClock
@@ -357,3 +358,34 @@ def test_no_fresh_version_was_requested_before_the_last_write_under_any_limits(
         for name in (A, B, ELSEWHERE):
             fresh = versions.fresh(name)
             assert fresh is None or int(fresh.etag.strip('"')) >= written.get(name, -1)
+
+
+def test_the_belief_in_a_version_that_leaves_while_a_thread_asks_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions, _ = versions_of()
+    versions.learn(version(A), versions.mark())
+
+    def leaves(packed: bytes, ref: ObjectRef) -> bool:
+        found = is_of(packed, ref)
+        monkeypatch.undo()
+        versions.gone(A)
+        return found
+
+    monkeypatch.setattr(version_rows, "is_of", leaves)
+    assert versions.belief("http://o", version(A)) == Belief(version(A))
+
+
+def test_headers_that_change_while_a_thread_asks_are_not_believed_from_the_change_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions, clock = versions_of()
+    versions.learn(version(A), versions.mark())
+    clock.advance(30)
+
+    def changes(packed: bytes) -> ObjectVersion:
+        found = unpack(packed)
+        monkeypatch.undo()
+        versions.learn(replace(version(A), headers=(("x-amz-tagging-count", "7"),)), versions.mark())
+        return found
+
+    monkeypatch.setattr(version_rows, "unpack", changes)
+    assert versions.belief("http://o", version(A)) == Belief(version(A), 30.0)

@@ -205,10 +205,14 @@ class BlockRows:
 
     def on_disk(self, block: BlockKey) -> OnDisk:
         row = self.row(block)
-        if row < 0:
-            return OnDisk(0, b"")
-        proved = self.flags[row] & (_PROVED | _WAS_PROVED) != 0
-        return OnDisk(self.pages[row] * PAGE_BYTES, self.packed[row], proved)
+        packed = self.packed[row] if row >= 0 else b""
+        if packed:
+            proved = self.flags[row] & (_PROVED | _WAS_PROVED) != 0
+            found = OnDisk(self.pages[row] * PAGE_BYTES, packed, proved)
+            # As in `metas`.
+            if self.packed[row] is packed and self._is(block, row):
+                return found
+        return OnDisk(0, b"")
 
     def version(self, row: int) -> ObjectVersion:
         return unpack(self.packed[row])
@@ -246,13 +250,14 @@ class BlockRows:
             self._disk_numbers.append(0)
             self._ids += bytes(_ID_BYTES)
             self._indexes.append(0)
-        self.packed[row] = pack(meta.version)
         self.pages[row] = disk_bytes // PAGE_BYTES
         self.flags[row] = VERIFIED if verified else 0
         self._layout_numbers[row] = _number_of(meta.layout, self.layouts)
         self._disk_numbers[row] = _number_of(disk, self._disks)
         self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = block.version_id
         self._indexes[row] = block.index
+        # The last of the columns: a thread passes the row over until then.
+        self.packed[row] = pack(meta.version)
         self._index.add(hash(block), row)
         self.unnoted[disk].append(row)
         return row

@@ -73,7 +73,11 @@ class VersionRows:
         return self.entry(self.find(ref))
 
     def entry(self, row: int) -> Entry | None:
-        return None if row < 0 else Entry(self.version(row), self.mark(row), self._settled_at[row])
+        if row < 0:
+            return None
+        # A thread may be asking, and the row change meanwhile: then the version is newer than its mark, and not older.
+        mark, settled_at = self.mark(row), self._settled_at[row]
+        return Entry(self.version(row), mark, settled_at)
 
     def version(self, row: int) -> ObjectVersion:
         return unpack(self._packed[row])
@@ -156,7 +160,8 @@ class VersionRows:
     def _drop(self, row: int, ref: ObjectRef) -> None:
         self._index.discard(hash(ref), row)
         self._order.remove(row)
-        self._packed[row] = b""
+        # The version stays, for a thread that has just found it.
+        self.confirm(row, None, -inf)
         self._rows.give_back(row)
 
     def clear(self) -> None:
