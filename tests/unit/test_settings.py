@@ -84,8 +84,8 @@ def test_sizes_are_bytes_units_or_a_share(given: str | int, whole: int, size: in
 
 def test_a_cache_size_that_lacks_its_unit_is_refused() -> None:
     """The blocks in the cache would be evicted."""
-    for size in ("10", "4095", 10):
-        with pytest.raises(SettingsError, match=r"--cache-size .*: '?\d+'? is too few bytes .*write a unit"):
+    for size in ("10", "4095", 10, "0.8"):
+        with pytest.raises(SettingsError, match=r"--cache-size .*: '?[\d.]+'? is too few bytes .*write a unit"):
             load({"cache_size": size}, None, {})
     for size in ("0", "4096", "0%"):
         load({"cache_size": size}, None, {})

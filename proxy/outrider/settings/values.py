@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from ipaddress import ip_address
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -52,7 +53,7 @@ def as_size(value: object) -> object:
         if float(match[1]) > 100:
             raise PydanticCustomError("size", "is more than 100 %")
         return Size(share=float(match[1]) / 100)
-    return Size(amount_bytes=int(float(match[1]) * _UNITS[match[2].lower()]))
+    return Size(amount_bytes=ceil(float(match[1]) * _UNITS[match[2].lower()]))
 
 
 def _cache_size(size: Size) -> Size:
