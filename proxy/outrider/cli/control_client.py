@@ -279,8 +279,11 @@ def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
 
 
 def _has_said_why(proxy: ControlClient, console: Console) -> bool:
-    """Print that the bucket fails, if it does. Clients with keys are not shown it."""
-    verdict: dict[str, str] = proxy.get("status.json").get("verdict", {})
+    """Print that the bucket fails, if it does. Clients with keys are not shown it. A refusal, too, is printed once."""
+    try:
+        verdict: dict[str, str] = proxy.get("status.json").get("verdict", {})
+    except typer.Exit:
+        return True
     is_failing = verdict.get("slow") == "failing"
     if is_failing:
         console.print(f"outrider: {verdict['text']}. {verdict['next']}", markup=False, highlight=False, soft_wrap=True)
