@@ -134,7 +134,7 @@ async def test_headers_that_are_newer_than_the_file_are_not_noted_as_those_of_th
     disk.close()
 
 
-async def test_a_block_that_was_written_again_is_described_by_its_note_until_it_is_noted_again(root: Path) -> None:
+async def test_a_block_that_was_written_again_is_described_by_its_first_note(root: Path) -> None:
     disk = await Noted.started(root)
     newer = meta_of(0, "a", headers=(*MODIFIED, ("x-amz-tagging-count", "7")))
     assert (newer.key, Header(newer).disk_bytes) == (METAS[0].key, Header(METAS[0]).disk_bytes)
