@@ -354,11 +354,13 @@ def test_pages_that_were_not_read_are_not_taken_for_zeros(root: Path, monkeypatc
     payload, header = bytes(BLOCK), Header(meta_of(0))
     path = root.parent / "block"
     path.write_bytes(header.sealed(PayloadChecksum(payload).digest()) + payload)
-    known = block_io.open_verified_block(bytes(path), meta_of(0))
+    known = block_io.open_verified_block(bytes(path), meta_of(0).key, header.disk_bytes)
     assert known is not None
     os.close(known[0])
+    assert block_io.open_verified_block(bytes(path), meta_of(1).key, header.disk_bytes) is None, "another block"
+    assert block_io.open_verified_block(bytes(path), meta_of(0).key, BLOCK) is None, "longer than it is to be"
     monkeypatch.setattr(pagecache, "read_in_memory", lambda fd, offset, into, **_: False)
-    assert block_io.open_verified_block(bytes(path), meta_of(0)) is None
+    assert block_io.open_verified_block(bytes(path), meta_of(0).key, header.disk_bytes) is None
 
 
 class Wanting:

@@ -25,6 +25,7 @@ from outrider.core.cache.block_file import (
     digest_of,
     header_length,
     meta_json,
+    payload_in,
     payload_offset_in,
     usual_disk_bytes,
 )
@@ -67,6 +68,9 @@ def test_a_header_reads_back_whatever_the_key_and_the_headers_are(meta: BlockMet
     assert payload_offset_in(header[:NAME_BYTES], BlockKey(meta.key.version_id, meta.index + 1)) is None
     assert decode_header(header) == (meta, checksum)
     assert decode_header(header + b"payload") == (meta, checksum)
+    assert payload_in(header + b"payload", meta.key) == (len(header), checksum)
+    with pytest.raises(BadBlock):
+        payload_in(header, BlockKey(meta.key.version_id, meta.index + 1))
     assert decode_header(header)[0].key == meta.key
 
 

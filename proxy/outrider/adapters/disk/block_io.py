@@ -135,12 +135,22 @@ def open_known_block(path: bytes, block: BlockKey) -> tuple[int, int] | None:
     return _opened_known(path, lambda fd: block_file.payload_offset_in(_read_known(fd, block_file.NAME_BYTES), block))
 
 
-def open_verified_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
-    """Like `open_block` with `verify`, if neither path nor file must come from the disk. None: as above."""
+def open_verified_block(path: bytes, block: BlockKey, disk_bytes: int) -> tuple[int, int] | None:
+    """Like `open_block` with `verify`, if neither path nor file must come from the disk. None: as above, or the file
+    is longer than `disk_bytes`."""
 
     def payload_offset(fd: int) -> int | None:
-        header = block_file.Header(meta)
-        return header.length if _read_known(fd, header.length) == _sealed_in_memory(fd, header) else None
+        size = os.fstat(fd).st_size
+        if size > disk_bytes:
+            return None
+        whole = memoryview(bytearray(size))
+        try:
+            if not pagecache.read_in_memory(fd, 0, whole):
+                return None
+            offset, checksum = block_file.payload_in(bytes(whole[: block_file.PAGE_BYTES]), block)
+        except (OSError, BadBlock):
+            return None
+        return offset if block_file.PayloadChecksum(whole[offset:]).digest() == checksum else None
 
     return _opened_known(path, payload_offset)
 
@@ -158,18 +168,6 @@ def _opened_known(path: bytes, payload_offset: Callable[[int], int | None]) -> t
 
 def _read_known(fd: int, count: int) -> bytes:
     return pagecache.read_known(fd, count) or b""
-
-
-def _sealed_in_memory(fd: int, header: block_file.Header) -> bytes | None:
-    """The header as it is to be for the payload that the file has. None: not all of that is in memory."""
-    payload = memoryview(bytearray(header.meta.extent.length))
-    try:
-        is_long = os.fstat(fd).st_size == header.length + len(payload)
-        if not (is_long and pagecache.read_in_memory(fd, header.length, payload)):
-            return None
-    except OSError:
-        return None
-    return header.sealed(block_file.PayloadChecksum(payload).digest())
 
 
 def page_in(path: bytes, start: int, count: int) -> None:

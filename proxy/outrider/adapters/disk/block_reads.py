@@ -175,13 +175,12 @@ class BlockReads(BlockIndex):
         slot = self._slots.get(block)
         if slot is None or slot.disk_bytes > _AT_ONCE_BYTES_MAX or not self._is_unverified(slot):
             return False
-        meta = slot.meta(block)
-        if self.contents is not None and not slot.proved and self.contents.kind_for(meta) is not None:
+        if self.contents is not None and not slot.proved and self.contents.kind_for(slot.meta(block)) is not None:
             return False
         directory = slot.disk.directory
         if not directory.can_probe_memory:
             return False
-        opened = block_io.open_verified_block(directory.raw_path_of(block), meta)
+        opened = block_io.open_verified_block(directory.raw_path_of(block), block, slot.disk_bytes)
         if opened is None:
             return False
         file = OpenFile(*opened, stays_in_memory=directory.stays_in_memory)

@@ -92,7 +92,7 @@ class Slot:
         return unpack(self._facts[0])
 
     def meta(self, block: BlockKey) -> BlockMeta:
-        return BlockMeta(self.layout, self.version, block.index)
+        return named_block(self.layout, self.version, block.index, block.version_id)
 
     @property
     def in_use(self) -> bool:
