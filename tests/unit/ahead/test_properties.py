@@ -124,7 +124,13 @@ def test_a_prefetched_shard_is_kept_until_it_is_read(share: float, readers: int)
     assert wasted <= (0.025 if share < 0.3 else 0.0)
 
 
-@pytest.mark.parametrize("seeds", [range(begin, begin + AT_ONCE) for begin in range(0, MIXTURES, AT_ONCE)], ids=str)
+# A random reader beside epochs of a seed: without regard for the last use, the hits fall to 46 % of LRU's 74.
+BESIDE_CHANCE = range(6, 7)
+
+
+@pytest.mark.parametrize(
+    "seeds", [BESIDE_CHANCE, *(range(begin, begin + AT_ONCE) for begin in range(0, MIXTURES, AT_ONCE))], ids=str
+)
 def test_the_budget_holds_and_the_hit_ratio_never_falls_below_that_of_lru_by_more_than_two_percent(
     seeds: range,
 ) -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -41,8 +43,9 @@ class Reading:
             self.add_job("a").epochs = [self.epoch]
         self.next_use: NextUse[Cached] = NextUse(self.jobs, {})
 
-    def add_job(self, client: str) -> EpochDetector:
+    def add_job(self, client: str, *, by_chance: bool = False) -> EpochDetector:
         job = self.jobs.jobs[client] = EpochDetector(client, 0.0)
+        job.is_by_chance = by_chance
         self.jobs.forget_epochs()
         return job
 
@@ -276,6 +279,38 @@ def test_the_job_that_reads_an_object_first_determines_its_rank(reading: Reading
     assert [cached.rank for cached in objects] == pytest.approx([1.0, 1.0 + 19 / COUNT, 1.0])
     seconds = {cached.index: seconds for seconds, cached in reading.next_use.farthest(0.0)}
     assert seconds == pytest.approx({0: 0.0, 20: 50 * 19 / COUNT, 39: 0.0})
+
+
+def test_beside_a_job_that_reads_at_random_the_last_use_counts_too(reading: Reading) -> None:
+    """The next read of an object is as far as its epoch or its last use says, whichever is nearer."""
+    reading.add_job("b", by_chance=True)
+    used = [COUNT - index for index in range(COUNT)]
+    Random(1).shuffle(used)
+    for index in range(COUNT):
+        reading.cache(index, now=0.0)
+        reading.next_use.objects[index].used_at = -float(used[index])
+    for index in sorted(range(COUNT), key=lambda index: -used[index]):
+        reading.next_use.recent.move_to_end(index)
+    found = list(reading.next_use.farthest(0.0))
+    assert Counter(cached.index for _, cached in found) == Counter(range(COUNT)), "each object comes once"
+    for seconds, cached in found:
+        assert seconds == pytest.approx(min(used[cached.index], 100 * cached.index / COUNT))
+    assert max(seconds for seconds, _ in islice(found, 3)) == max(seconds for seconds, _ in found)
+
+
+def test_beside_a_job_that_reads_at_random_few_candidates_are_compared(reading: Reading) -> None:
+    reading.add_job("b", by_chance=True)
+    reading.cache(*range(COUNT))
+    compared: list[int] = []
+
+    class Objects(dict[int, Cached]):
+        def __getitem__(self, index: int) -> Cached:
+            compared.append(index)
+            return super().__getitem__(index)
+
+    reading.next_use.objects = Objects(reading.next_use.objects)
+    counts = [len(compared) for _ in islice(reading.next_use.farthest(0.0), 4)]
+    assert counts == [33, 36, 39, 42], "two at a time after the first, and the one that is found"
 
 
 def test_after_all_jobs_are_forgotten_the_clock_goes_on(reading: Reading) -> None:

@@ -41,6 +41,8 @@ class JobTable:
         self.computed: list[JobEpoch] | None = None
         # Whether `computed` are the epochs of all clients together.
         self._is_shared = False
+        self.is_by_chance = False
+        """As of the last call of `epochs`: a client reads at random, beside the epochs of others."""
 
     # -- predictions --------------------------------------------------------------------------------------------
 
@@ -50,7 +52,7 @@ class JobTable:
             if self.shared_epoch is None and len(self.jobs) == 1:
                 # The usual case: one client that shares its epochs with nobody.
                 (job,) = self.jobs.values()
-                self._is_shared = False
+                self._is_shared = self.is_by_chance = False
                 self.computed = job.predicting.copy()
                 return self.computed
             own = self._own_epochs()
@@ -62,6 +64,7 @@ class JobTable:
             self._is_shared = bool(shared) and not any(
                 epoch.trusted and epoch.order_known and (epoch.announced or epoch.confidence > likely) for epoch in own
             )
+            self.is_by_chance = not self._is_shared and any(job.is_by_chance for job in self.jobs.values())
             self.computed = shared if self._is_shared else own
         return self.computed
 

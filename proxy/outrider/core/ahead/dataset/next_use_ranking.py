@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from outrider.core.ahead.dataset.job_table import JobTable
@@ -20,6 +22,8 @@ _SILENCE_S, _PAUSES = 1.0, 2.0
 _RERANKED = 2
 # Objects ranked anew in one step of `rerank_in_steps`, before other work has its turn.
 _RERANKED_A_STEP = 8
+# Candidates for eviction of either kind that are compared where some jobs read in epochs and others at random.
+_COMPARED = 16
 # An object that was evicted in part goes before whole objects that are needed later by up to this part of an epoch.
 # Otherwise each eviction takes blocks of those objects that can spare some at that moment, and many objects are kept in
 # part: of 200 shards of two blocks, read in a new order by 8 readers, a cache of 25 % had 28 whole ones and 44 halves.
@@ -196,7 +200,7 @@ class NextUse(Generic[T]):
 
     def farthest(self, now: float) -> Iterator[tuple[float, T]]:
         """Seconds until the next read, and the object; about the farthest first. Where no epoch predicts the read, as
-        many seconds as since the last use.
+        many seconds as since the last use; beside a job that reads at random those, too, if they are fewer.
 
         The order is that of the ranks, so it is as true as they are. The seconds are computed for `now`.
         """
@@ -205,15 +209,33 @@ class NextUse(Generic[T]):
             (epoch, epoch.seconds(now), silence(epoch, now) * _FADE if now - epoch.last > _SILENCE_S else 0.0)
             for epoch in self._jobs.epochs()
         ]
-        return self._with_seconds(reversed(self._ranked) if epochs else iter(self.recent), epochs, now)
+        if not epochs or not self._jobs.is_by_chance:
+            return self._with_seconds(reversed(self._ranked) if epochs else iter(self.recent), epochs, now)
+        streams = [self._with_seconds(each, epochs, now) for each in (reversed(self._ranked), iter(self.recent))]
+        return self._farthest_of(streams)
+
+    def _farthest_of(self, streams: Sequence[Iterator[tuple[float, T]]]) -> Iterator[tuple[float, T]]:
+        """Some jobs read in epochs and others at random: the farthest of the next candidates by rank and by LRU."""
+        heap, seen, take = list[tuple[float, int]](), set[int](), _COMPARED
+        while True:
+            for seconds, cached in (found for stream in streams for found in islice(stream, take)):
+                if cached.index not in seen:
+                    seen.add(cached.index)
+                    heappush(heap, (-seconds, cached.index))
+            if not heap:
+                return
+            take = 1
+            seconds, index = heappop(heap)
+            yield -seconds, self.objects[index]
 
     def _with_seconds(
         self, indexes: Iterable[int], epochs: Sequence[tuple[JobEpoch, float, float]], now: float
     ) -> Iterator[tuple[float, T]]:
         """`epochs`: each with the seconds that it takes, and those that its silence adds."""
+        is_by_use = not epochs or self._jobs.is_by_chance
         for index in indexes:
             cached = self.objects[index]
-            soonest = NEVER if epochs else now - cached.used_at
+            soonest = now - cached.used_at if is_by_use else NEVER
             for epoch, epoch_s, silence_s in epochs:
                 seconds = epoch.until(index) * epoch_s + silence_s
                 if seconds < soonest:
