@@ -278,7 +278,7 @@ class DiskRecovery:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._landed.found = -1
+            self._landed.found = -1  # the rest was not read, so the file is dropped
             self.disk.work.failed("note", error)
 
     def _rank_if_full(self) -> None:

@@ -71,8 +71,9 @@ class LandedBlocks:
 def known_blocks(page: SavedPage, found: set[str], is_doubtful: Callable[[ObjectRef], bool]) -> SavedPage:
     """The blocks of a page whose names a scan has found, which leave `found`. Each is of a version of its own.
     `is_doubtful`: the object may have been written since."""
-    numbers, its = page.numbers, map(page.ids.__getitem__, page.numbers)
-    names = [block_name(key).hex() for key in map(BlockKey, its, page.indexes)]
+    numbers = page.numbers
+    keys = map(BlockKey, map(page.ids.__getitem__, numbers), page.indexes)
+    names = [block_name(key).hex() for key in keys]
     newer = set(filter(page.has_newer, page.more))
     places = [place for place, name in enumerate(names) if name in found and numbers[place] not in newer]
     found.difference_update(map(names.__getitem__, places))
@@ -80,8 +81,8 @@ def known_blocks(page: SavedPage, found: set[str], is_doubtful: Callable[[Object
     refs, packed = [page.refs[number] for number in numbers], [page.packed[number] for number in numbers]
     ids, proved = [page.ids[number] for number in numbers], [False] * len(numbers)
     known = [not is_doubtful(ref) for ref in refs]
-    confirmed_at = [page.confirmed_at[number] if its else None for number, its in zip(numbers, known, strict=True)]
-    vouched = [its and page.vouched[number] for number, its in zip(numbers, known, strict=True)]
+    confirmed_at = [page.confirmed_at[number] if sure else None for number, sure in zip(numbers, known, strict=True)]
+    vouched = [sure and page.vouched[number] for number, sure in zip(numbers, known, strict=True)]
     indexes, pages = [page.indexes[place] for place in places], [page.pages[place] for place in places]
     return SavedPage(
         page.layout, refs, packed, ids, confirmed_at, vouched, {}, proved, range(len(ids)), indexes, pages
