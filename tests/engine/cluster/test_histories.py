@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from outrider.core.cluster.ownership import Ring
@@ -162,6 +162,7 @@ def test_every_read_is_answered_with_one_version_that_is_no_older_than_the_last_
 
 @settings(max_examples=rounds(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**16), st.lists(st.text("r", min_size=1, max_size=5), min_size=1, max_size=8))
+@example(75, ["rrrrr"])
 def test_without_faults_the_bucket_gives_each_block_at_most_once(seed: int, acts: list[str]) -> None:
     history, origin = played(seed, acts)
     assert origin.body_bytes <= sum(len(versions[0]) for versions in history.versions.values())

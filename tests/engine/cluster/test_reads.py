@@ -47,6 +47,23 @@ async def test_readers_of_all_nodes_at_once_share_one_get_of_each_block(buffer_b
         assert nodes.origin.body_bytes == len(DATA)
 
 
+@pytest.mark.parametrize("freshness", ["ttl:60", "always"])
+@pytest.mark.parametrize("index", range(3))
+async def test_first_reads_at_any_offset_share_one_get_of_each_block(
+    index: int, freshness: str, tmp_path: Path
+) -> None:
+    """Nobody knows the object, and a member that does not own the block may be the first that asks about it."""
+    with cluster(tmp_path, freshness=freshness) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        start = index * BLOCK + 7
+        reads = [node.get(REF, range=f"bytes={start}-") for node in [*nodes.others_of(REF, index), *nodes]]
+        assert await asyncio.gather(*reads) == [DATA[start:]] * len(reads)
+        await nodes.settle()
+        assert nodes.origin.body_bytes <= len(DATA) - index * BLOCK
+        assert [node.duplicates() for node in nodes] == [{}, {}, {}]
+
+
 async def test_members_that_fail_leave_no_cycle(tmp_path: Path) -> None:
     with cluster(tmp_path, "ab") as nodes:
         await nodes.meet()

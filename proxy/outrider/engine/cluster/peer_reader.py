@@ -136,8 +136,8 @@ class PeerReads:
 
     # -- for the version lookup: see `engine.read.version_from_peers` -------------------------------------------------
 
-    def has_authority(self, ref: ObjectRef) -> bool:
-        return bool(self.candidates(ref, 0))
+    def has_owner(self, ref: ObjectRef, index: int) -> bool:
+        return bool(self.candidates(ref, index))
 
     def had_authority(self, ref: ObjectRef) -> bool:
         return self._previous_owner(ref, 0) is not None

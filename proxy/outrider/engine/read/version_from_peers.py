@@ -39,8 +39,8 @@ class PeerAnswer(Protocol):
 class PeerVersions(Protocol):
     """The other members, as far as the version lookup needs them. `engine/cluster` implements it."""
 
-    def has_authority(self, ref: ObjectRef) -> bool:
-        """Whether another member is the authority of the object, and is to be asked."""
+    def has_owner(self, ref: ObjectRef, index: int) -> bool:
+        """Whether another member owns the block, and is to be asked for it; that of the first one is the authority."""
         ...
 
     def had_authority(self, ref: ObjectRef) -> bool:
@@ -73,7 +73,13 @@ class VersionFromPeers:
     def has_authority(self, ref: ObjectRef) -> bool:
         """Whether a question about the object goes to a peer first. Where each read must ask, only the origin will
         do."""
-        return self._versions.may_take_from_peers(ref) and self._peers.has_authority(ref)
+        return self._versions.may_take_from_peers(ref) and self._peers.has_owner(ref, 0)
+
+    def brings(self, ref: ObjectRef, byte: int) -> bool:
+        """Whether another member brings the block of `byte` to all members, later than with the answer to a question
+        about the version."""
+        index = self._layout.index_of(byte)
+        return not (index == 0 and self.has_authority(ref)) and self._peers.has_owner(ref, index)
 
     def had_authority(self, ref: ObjectRef) -> bool:
         """Whether a question goes to the member first that was the authority before. Its answer waits for nobody, so

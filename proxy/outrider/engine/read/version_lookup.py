@@ -211,23 +211,18 @@ class VersionLookup:
     # -- one question for all ---------------------------------------------------------------------------------------
 
     def _question_for(
-        self,
-        ref: ObjectRef,
-        first_byte: int | None,
-        whole_headers: bool,
-        if_small: bool,
-        size: int,
-        by_get: bool = False,
-        *,
-        is_ahead: bool = False,
-        from_origin: bool = False,
-    ) -> _VersionQuestion:
+        self, ref: ObjectRef, first_byte: int | None, whole_headers: bool, if_small: bool, size: int,
+        by_get: bool = False, *, is_ahead: bool = False, from_origin: bool = False,
+    ) -> _VersionQuestion:  # fmt: skip
         """A question under way whose answer will do, or one that begins now."""
         if first_byte is not None and not by_get and (likely := self._versions.likely(ref)) is not None:
             is_cached = not self._flights.wanted(self._layout.key(likely, self._layout.index_of(first_byte)))
             # The version is most likely the same still, so its block is not brought again. Not by If-None-Match: a 304
             # leaves out the headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None if is_cached else first_byte
+        if first_byte is not None and not (by_get or from_origin) and self._from_peers is not None:
+            # A GET of ours would bring it a second time.
+            first_byte = None if self._from_peers.brings(ref, first_byte) else first_byte
         # A question that began before a write may be answered with the older version. In a mode in which each read must
         # ask, the same holds for any question that began before this read.
         get = self._gets.get(ref)
