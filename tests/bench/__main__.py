@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from tests.bench.loads import LOADS, Load
 from tests.bench.report import plot
 from tests.bench.results import Results
 from tests.bench.runner import Runner
-from tests.bench.targets import ALL, OUTRIDER
+from tests.bench.targets import ALL, OUTRIDER, before, beside_before
 from tests.bench.world import SHORT, Plan, World, make_bucket
 from tests.support.child import scratch_directory
 from tests.support.simulator import SimulatorProcess
@@ -33,6 +34,7 @@ from tests.support.simulator import SimulatorProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tests.bench.targets import Target
     from tests.support.bucket import Bucket
 
 
@@ -73,8 +75,7 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
         runner = stack.enter_context(Runner(world, console, results, notes))
         if loads or UPKEEP in chosen.only:
             runner.fill_bucket()
-        used = {name for load in loads for name in load.targets}
-        runner.start([kind for kind in ALL if kind.name in used and kind.slug in chosen.targets])
+        loads = _start(runner, loads, ALL, chosen)
         if "transfer" in chosen.only and clients.aws_program() is None:
             runner.note(
                 "transfer: there is no aws CLI (OUTRIDER_TEST_AWS can name one), so boto3's transfer manager is used"
@@ -98,6 +99,18 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
     return results, notes
 
 
+def _start(
+    runner: Runner, loads: Sequence[Load], kinds: Sequence[type[Target]], chosen: argparse.Namespace
+) -> list[Load]:  # fmt: skip
+    """Start the targets of these loads. Returns the loads, of the version before as well if there is one."""
+    used = {name for load in loads for name in load.targets}
+    wanted = [kind for kind in kinds if kind.name in used and kind.slug in chosen.targets]
+    runner.start([*beside_before(wanted, chosen.before)])
+    if chosen.before is None:
+        return [*loads]
+    return [replace(load, targets=(*load.targets, *map(before, load.targets))) for load in loads]
+
+
 def _run_files(
     loads: list[Load], bucket: Bucket, chosen: argparse.Namespace, console: Console, results: Results, notes: list[str]
 ) -> None:
@@ -106,8 +119,7 @@ def _run_files(
         files.world_of(bucket, flags, images=chosen.images, short=chosen.short) as world,
         Runner(world, console, results, notes) as runner,
     ):
-        runner.start([target for target in files.ALL if target.slug in chosen.targets])
-        for load in loads:
+        for load in _start(runner, loads, files.ALL, chosen):
             runner.measure(load, chosen.rounds or (1 if chosen.short else 3))
 
 
@@ -121,9 +133,7 @@ def _run_line(
         line.world_of(kind, bucket, flags, short=chosen.short) as world,
         Runner(world, console, results, notes) as runner,
     ):
-        used = {name for load in loads for name in load.targets}
-        runner.start([target for target in line.ALL if target.name in used and target.slug in chosen.targets])
-        for load in loads:
+        for load in _start(runner, loads, line.ALL, chosen):
             runner.measure(load, chosen.rounds or (1 if chosen.short else 3))
 
 
@@ -131,6 +141,8 @@ def _print_results(results: Results, notes: list[str], chosen: argparse.Namespac
     loads = [load for load in (*LOADS, *line.LOADS, *files.LOADS) if results.targets(load.name)]
     grids = [*(report.load_grid(load, results) for load in loads), *report.figure_grids(results)]
     grids.append(report.goals_grid(results, chosen.only))
+    if chosen.before is not None:
+        grids.append(report.before_grid(results))
     machine = report.machine()
     if chosen.markdown:
         print("\n".join(f"- {name}: {value}" for name, value in machine.items()), end="\n\n")
@@ -157,6 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", type=int, default=None, help="images of the loads files-*; default: 10000")
     parser.add_argument("--short", action="store_true", help="small data, no pipeline: tests the harness, not speed")
     parser.add_argument("--outrider-flags", default="", metavar="FLAGS", help="further flags of `outrider serve`")
+    parser.add_argument(
+        "--before", type=Path, metavar="PYTHON", help="also the version of Outrider that this interpreter imports"
+    )
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown, the progress to stderr")
     parser.add_argument("--json", type=Path, help="write all samples to this file")
     parser.add_argument("--plot", type=Path, help="draw one picture (PNG or SVG)")

@@ -313,7 +313,7 @@ def _samples(world: World, target: Target) -> Took:
     assert isinstance(world, LineWorld)
     assert target.endpoint is not None
     keys = _sample_keys()
-    if target.name == BATCHES:
+    if isinstance(target, Batched):
         rounds, batches = world.line.batches, Client(target.endpoint)
         begun = time.monotonic()
         sizes = [

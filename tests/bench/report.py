@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import outrider
-from tests.bench import files, pipeline, upkeep
+from tests.bench import files, line, pipeline, upkeep
 from tests.bench.charts import charts, label
 from tests.bench.goals import Goal, goals
+from tests.bench.loads import LOADS, Load
 from tests.bench.results import Results
-from tests.bench.targets import ALL, DIRECT, OUTRIDER, SIGV4, STATIC
+from tests.bench.targets import ALL, DIRECT, OUTRIDER, SIGV4, STATIC, before
 from tests.support.child import program
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from tests.bench.loads import Load
     from tests.bench.results import Results
 
 
@@ -126,6 +126,21 @@ def goals_grid(results: Results, of: Collection[str]) -> Grid:
     return Grid("goals", ("what", "goal", "measured", "met"), tuple(_cells(goal) for goal in goals(results, of)))
 
 
+def before_grid(results: Results) -> Grid:
+    """The loads as ratios to the version before; a speed above 1 and a CPU below 1 are gains."""
+    rows = []
+    for load in (*LOADS, *line.LOADS, *files.LOADS):
+        for name in results.targets(load.name):
+            then = before(name)
+            speed = results.ratio(load.name, load.figure, *((then, name) if load.figure == "p50_s" else (name, then)))
+            cpu = results.ratio(load.name, "cpu_us_request", name, then)
+            memory = results.ratio(load.name, "rss_bytes", name, then)
+            if speed is not None:
+                ratios = ("" if ratio is None else f"{ratio:.2f}" for ratio in (speed, cpu, memory))
+                rows.append((f"{load.name}, {name}", *ratios))
+    return Grid("beside the version before", ("load and target", "speed", "CPU", "RSS"), tuple(rows))
+
+
 def _cells(goal: Goal) -> tuple[str, str, str, str]:
     return goal.what, goal.goal, goal.measured or "-", _MET[goal.met]
 
@@ -174,8 +189,8 @@ def file_system(directory: Path) -> str:
     """
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, kind_and_source = line.partition(" - ")
+    for mount in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, kind_and_source = mount.partition(" - ")
         if fields.split()[2] == number:
             kind, source = kind_and_source.split()[:2]
             journals = Path("/proc/fs/jbd2").glob(f"{Path(source).name}-*")

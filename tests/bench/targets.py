@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -465,6 +466,31 @@ class OutriderMount(Mount):
 
     def env(self) -> dict[str, str]:
         return serving_environment(self.world.bucket)
+
+
+def beside_before(kinds: Iterable[type[Target]], python: Path | None) -> Iterator[type[Target]]:
+    """Each target, and each of Outrider's once more with the version that `python` runs; None: only the targets."""
+    for kind in kinds:
+        yield kind
+        if python is not None and issubclass(kind, Outrider | OutriderMount):
+            yield type(f"{kind.__name__}Before", (_Before, kind), {
+                "name": before(kind.name), "slug": f"{kind.slug}-before", "python": python,
+            })  # fmt: skip
+
+
+def before(name: str) -> str:
+    """The name of the same target of the version before."""
+    return f"{name}, before"
+
+
+class _Before(Target):
+    """Mixed into a target of Outrider."""
+
+    python: ClassVar[Path]
+
+    def argv(self) -> list[str | Path]:
+        ours = outrider_python()
+        return [self.python if word == ours else word for word in super().argv()]
 
 
 class RcloneMount(Mount, Rclone):

@@ -19,7 +19,19 @@ from tests.bench import line, procs, report, upkeep
 from tests.bench.goals import NAMES, goals
 from tests.bench.loads import LOADS, Load, measured, warm_up
 from tests.bench.results import Results, Sample
-from tests.bench.targets import ALL, DIRECT, OUTRIDER, RCLONE, SIGV4, STATIC, NginxStatic, Outrider, Target
+from tests.bench.targets import (
+    ALL,
+    DIRECT,
+    OUTRIDER,
+    RCLONE,
+    SIGV4,
+    STATIC,
+    NginxStatic,
+    Outrider,
+    Target,
+    before,
+    beside_before,
+)
 from tests.bench.world import NAME, Plan, World, make_bucket
 from tests.support.bucket import Bucket
 from tests.support.client_access import HAS_TORCH
@@ -167,6 +179,21 @@ def test_a_table_compares_with_the_limit_and_with_the_best_peer() -> None:
     assert grid.headings[-2:] == (f"x {STATIC}", f"x {RCLONE}")
     assert grid.rows[0][-2:] == ("0.60", "2.00")
     assert grid.markdown().splitlines()[4] == f"| {' | '.join(grid.rows[0])} |"
+
+
+def test_a_row_is_compared_with_that_of_the_version_before(world: World) -> None:
+    then = before(OUTRIDER)
+    results = Results([sample("range-16", OUTRIDER, requests=300), sample("range-16", then, requests=400)])
+    results.samples += [sample("first-byte", OUTRIDER, p50_s=0.02), sample("first-byte", then, p50_s=0.01)]
+    grid = report.before_grid(results)
+    assert [row[:2] for row in grid.rows] == [(f"range-16, {OUTRIDER}", "0.75"), (f"first-byte, {OUTRIDER}", "0.50")]
+    assert [*beside_before([Outrider], None)] == [Outrider]
+    python = Path("/another/bin/python")
+    _, kind, other = beside_before([Outrider, NginxStatic], python)
+    assert (kind.name, other) == (then, NginxStatic)
+    argv = kind(world).argv()
+    assert argv[0] == python
+    assert argv.count("serve") == 1
 
 
 @pytest.mark.skipif(SCALE == 1, reason="takes minutes: for `make soak`")
