@@ -93,7 +93,8 @@ def _stated(status: int, stated: str, length: int | None, requested: Extent | No
     if requested is None:
         odd = Oddity.RANGE_UNASKED if status == 206 or stated_length < size else None
     elif status == 200:
-        odd = Oddity.RANGE_AS_200
+        is_ignored = stated_length == size and (extent.start < requested.start or requested.stop < extent.stop)
+        odd = Oddity.RANGE_IGNORED if is_ignored else Oddity.RANGE_AS_200
     return ProvedBody(extent.start, stated_length, size, odd)
 
 
