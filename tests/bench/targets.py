@@ -492,6 +492,10 @@ class _Before(Target):
         ours = outrider_python()
         return [self.python if word == ours else word for word in super().argv()]
 
+    def env(self) -> dict[str, str]:
+        # It would name this checkout's code.
+        return {name: value for name, value in super().env().items() if name != "PYTHONPATH"}
+
 
 class RcloneMount(Mount, Rclone):
     """As its users start it, without a cache on disk."""

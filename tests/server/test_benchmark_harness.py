@@ -191,9 +191,10 @@ def test_a_row_is_compared_with_that_of_the_version_before(world: World) -> None
     python = Path("/another/bin/python")
     _, kind, other = beside_before([Outrider, NginxStatic], python)
     assert (kind.name, other) == (then, NginxStatic)
-    argv = kind(world).argv()
-    assert argv[0] == python
-    assert argv.count("serve") == 1
+    target = kind(world)
+    assert target.argv()[0] == python
+    assert target.argv().count("serve") == 1
+    assert "PYTHONPATH" not in target.env(), "it would be this version's code"
 
 
 @pytest.mark.skipif(SCALE == 1, reason="takes minutes: for `make soak`")
