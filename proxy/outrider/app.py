@@ -211,7 +211,7 @@ def _descriptors(settings: Settings) -> DescriptorBudget:
 def _warn_of_few_blocks(outrider: Outrider) -> None:
     least = BLOCKS_FEW * outrider.settings.block_size
     if outrider.settings.policy != "none" and outrider.store.capacity_bytes < least:
-        do = f"set --cache-size to {least // 1024}KiB or more, or make --block-size smaller"
+        do = f"set --cache-size to {-(-least // 2**20)}MiB or more, or make --block-size smaller"
         log.warning("the cache has room for fewer than four blocks", extra={"do": do})
 
 

@@ -70,7 +70,7 @@ def test_a_cache_of_fewer_than_four_blocks_is_reported(command: Command) -> None
     assert done.returncode == 0
     warning = json.loads(done.stderr)
     assert warning["event"] == "the cache has room for fewer than four blocks"
-    assert warning["do"] == "set --cache-size to 32768KiB or more, or make --block-size smaller"
+    assert warning["do"] == "set --cache-size to 32MiB or more, or make --block-size smaller"
     for flags in (("--cache-size", "32MiB"), ("--cache-size", "4KiB", "--policy", "none")):
         assert command.run("run", *flags, "--summary", "none", "--", "true").stderr == ""
 
