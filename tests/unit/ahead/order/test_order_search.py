@@ -428,6 +428,16 @@ def test_the_search_runs_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None
     assert read.expected == order
 
 
+@pytest.mark.parametrize("readers", [1, 8])
+def test_no_seed_is_tried_for_names_that_are_read_in_their_order(readers: int) -> None:
+    """Readers that take the next name each may end in another order."""
+    read, steps, chance = Sampled(2000), 0, Random(readers)
+    for begin in range(0, 800, readers):
+        read.read(chance.sample(range(begin, begin + readers), readers))
+        steps += sum(1 for _ in read.steps())
+    assert steps < 100, "a step for each seed"
+
+
 def test_a_dataset_that_is_forgotten_meanwhile_is_not_searched_any_more() -> None:
     read = Sampled(2000)
     order = drawn_order(Draw(50), 2000)

@@ -45,6 +45,8 @@ _SEARCHES_MAX = 64
 _READS_MAX, _PLACES_MAX = 1296, 65_536
 # Ranks or workers that read one object each in turn are on average no more places apart than this.
 _AS_READ = 2
+# Readers of names one after the other overtake each other by up to so many places.
+_OVERTAKEN = 8
 # A worker's pace must change by more than this before its turns are dealt anew.
 _CHANGED = 0.05
 # After so many reads of each worker that was seen, all workers of this node have been seen.
@@ -198,7 +200,14 @@ class _EpochSearch:
             # The draw is proven already. A new search might not see its beginning: the more reads there are, the more
             # of them are there by chance.
             return as_read(seed_state.unbatched, reads, count)
-        count = self._count = len(names.listed)
+        return (yield from self._first_draw(reads))
+
+    def _first_draw(self, reads: Sequence[int]) -> Generator[None, None, Seeded | None]:
+        """As `_draw`, of an epoch after one without a draw."""
+        epoch, seed_state = self.epoch, self._seed_state
+        count = self._count = len(self._names.listed)
+        if _are_by_name(reads, count):
+            return None
         shuffle = yield from self._find_shuffle()
         if shuffle is None and not is_enough(len(epoch.log), count):
             return None
@@ -343,6 +352,16 @@ class _EpochSearch:
     def _drawn(self, draw: Seeded, agenda: array[int], batch: int, workers: int) -> Generator[None, None, DrawnOrder]:
         agenda = yield from in_batches(agenda, batch, workers)
         return DrawnOrder(draw, agenda, (yield from _places(agenda, len(self._names.keys))))
+
+
+def _are_by_name(reads: Sequence[int], count: int) -> bool:
+    """Whether so many of `count` ranks follow each other as no drawn order does, whichever reader is a little ahead."""
+    highest, gap = -1, min(_OVERTAKEN, count // SEARCH_FIRST)
+    for rank in reads:
+        if rank < highest - gap:
+            return False
+        highest = max(highest, rank)
+    return True
 
 
 def _is_as_read(places: Sequence[int], batch: int, workers: int) -> bool:
