@@ -155,6 +155,10 @@ def each_alone(test: Test) -> Test:
     replace(AWS, plain_content_range=True, ignores_range=True), "ttl:60", (BLOCK + 1, 0),
     [("read", "GET", KEYS[0], {}), ("renew", KEYS[0]), ("read", "GET", KEYS[0], {})],
 )  # fmt: skip
+@example(
+    replace(AWS, plain_content_range=True, plain_status=206, ignores_range=True), "ttl:60", (BLOCK + 1, 0),
+    [("read", "GET", KEYS[0], {}), ("renew", KEYS[0]), ("read", "GET", KEYS[0], {})],
+)  # fmt: skip
 @given(oddities, st.sampled_from(("ttl:60", "always")), st.tuples(sizes, sizes), histories)
 @fuzzing(20, of=350)
 def test_a_client_of_the_proxy_gets_what_a_direct_client_gets_or_an_error(

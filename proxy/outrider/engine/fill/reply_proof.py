@@ -92,9 +92,10 @@ def _stated(status: int, stated: str, length: int | None, requested: Extent | No
     odd = None
     if requested is None:
         odd = Oddity.RANGE_UNASKED if status == 206 or stated_length < size else None
+    elif stated_length == size and (extent.start < requested.start or requested.stop < extent.stop):
+        odd = Oddity.RANGE_IGNORED
     elif status == 200:
-        is_ignored = stated_length == size and (extent.start < requested.start or requested.stop < extent.stop)
-        odd = Oddity.RANGE_IGNORED if is_ignored else Oddity.RANGE_AS_200
+        odd = Oddity.RANGE_AS_200
     return ProvedBody(extent.start, stated_length, size, odd)
 
 

@@ -154,7 +154,11 @@ def stating_all(request: OriginRequest, reply: FakeReply) -> FakeReply:
     return changed(reply, add=(("content-range", f"bytes 0-{size - 1}/{size}"),)) if size else reply
 
 
-@pytest.mark.parametrize("odd", [as_it_is, stating_all])
+def stating_all_by_206(request: OriginRequest, reply: FakeReply) -> FakeReply:
+    return changed(stating_all(request, reply), status=206) if asks(request, "range") else reply
+
+
+@pytest.mark.parametrize("odd", [as_it_is, stating_all, stating_all_by_206])
 async def test_an_origin_that_ignores_range_gives_a_whole_object_once(
     odd: Callable[[OriginRequest, FakeReply], FakeReply], room: Engine, origin: OddPort
 ) -> None:
