@@ -95,7 +95,7 @@ class OnlyBlocks:
     def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
         self.peers.origin_flowed(count, waited_s, is_first=is_first)
 
-    def has_authority(self, ref: ObjectRef) -> bool:
+    def has_owner(self, ref: ObjectRef, index: int) -> bool:
         return False
 
     def had_authority(self, ref: ObjectRef) -> bool:
