@@ -76,8 +76,7 @@ class VersionFromPeers:
         return self._versions.may_take_from_peers(ref) and self._peers.has_owner(ref, 0)
 
     def brings(self, ref: ObjectRef, byte: int) -> bool:
-        """Whether another member brings the block of `byte` to all members, later than with the answer to a question
-        about the version."""
+        """Whether another member brings the block of `byte`, and not along with its answer about the version."""
         index = self._layout.index_of(byte)
         return not (index == 0 and self.has_authority(ref)) and self._peers.has_owner(ref, index)
 
