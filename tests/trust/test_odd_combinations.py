@@ -151,7 +151,7 @@ def each_alone(test: Test) -> Test:
     "ttl:60", (1, 0), [("read", "GET", KEYS[0], {"if-none-match": "{etag}"})],
 )  # fmt: skip
 @example(
-    # A whole object in place of a part says so: one cut answer teaches that, for all objects.
+    # A whole object in place of a part, whose Content-Range says so: no answer has to be cut for it.
     replace(AWS, plain_content_range=True, ignores_range=True), "ttl:60", (BLOCK + 1, 0),
     [("read", "GET", KEYS[0], {}), ("renew", KEYS[0]), ("read", "GET", KEYS[0], {})],
 )  # fmt: skip
