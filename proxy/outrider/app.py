@@ -183,6 +183,7 @@ async def running(
             outrider.prefetch.stop()
             await tasks.stop()
             await recovery.save()
+            await outrider.control.maintenance.pinning.copy()
             first = outrider.store.working_disks[0]
             await learned_file.save(first.directory, outrider.planner.registry, first.work)
             await warmup_file.save(first.directory.warmups, under_way, first.work)
@@ -228,12 +229,10 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     if outrider.cluster is not None:
         outrider.cluster.members.ready()
     outrider.control.maintenance.pinning.resume()
-    if len(outrider.store.disks) > 1:
-        # A disk that is new has no copy yet.
-        with suppress(OSError):
-            await outrider.control.maintenance.pinning.write()
     for disk in outrider.store.working_disks:
-        await outrider.control.maintenance.resume(await disk.work.run(warmup_file.take, disk.directory.warmups))
+        # A stop before all of them are resumed leaves the file to the next start.
+        await outrider.control.maintenance.resume(await disk.work.run(warmup_file.load, disk.directory.warmups))
+        await warmup_file.remove(disk.directory.warmups, disk.work)
     if outrider.settings.scrub_bandwidth:
         await recovery.scrub(ScrubPace(outrider.settings.scrub_bandwidth, ROUND_S))
 
@@ -261,6 +260,7 @@ async def _upkeep(outrider: Outrider) -> None:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.store.sweep()
         outrider.control.maintenance.pinning.check_again()
+        await outrider.control.maintenance.pinning.copy()
 
 
 async def _give_back(outrider: Outrider) -> None:

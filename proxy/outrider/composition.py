@@ -18,7 +18,8 @@ from outrider.adapters.disk.written_names import Runs, WrittenNamesFile, Written
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.process.file_reload import Bell
 from outrider.adapters.process.port_tls import PortTls
-from outrider.adapters.state import learned_file, newest, pin_file
+from outrider.adapters.sealed_file import newest_first
+from outrider.adapters.state import learned_file, pin_file
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
@@ -206,17 +207,16 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     version_lookup, reads, fills, prefetch = engine.version_lookup, engine.reads, engine.fills, engine.prefetch
     memory, list_cache, warmup_runner = engine.memory, engine.list_cache, engine.warmup_runner
     stack.callback(store.close)
-    learned_file.load(newest([directory.orders for directory in present]), planner.registry)
+    learned_file.load(newest_first([directory.orders for directory in present])[0], planner.registry)
     hits = HitLookup(layout, versions, store, clock)
     access = senders.access
     tenants = None if of_tenants is None else _tenants(of_tenants, senders, metrics, planner, prefetch, store)
     if cluster is not None:
         cluster.serve(engine.source, versions, store, flights, contents, version_lookup)
         cluster.read_ahead_together(planner, prefetch, blocks_at_once)
-    pinning = Pinning(
-        warmup_runner, fills, version_lookup, lambda saved: pin_file.save_on_all(store.working_disks, saved)
-    )
-    pinning.restore(pin_file.load(newest([directory.pins for directory in present])), capacity_bytes)
+    pin_files = pin_file.PinFiles(disks)
+    pinning = Pinning(warmup_runner, fills, version_lookup, pin_files.save, pin_files.is_behind)
+    pinning.restore(pin_file.load([directory.pins for directory in present]), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched: list[WrittenNamesFile] = []
     if not settings.cache_in_memory:
@@ -288,7 +288,7 @@ def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capa
 
     return Cluster(
         settings, layout, capacity_bytes, resources.metrics, resources.tasks, resources.clock, resources.peer_socket,
-        newest([directory.members for directory in resources.directories if directory.missing is None]),
+        newest_first([directory.members for directory in resources.directories if directory.missing is None])[0],
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +16,12 @@ import pytest
 from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskBlockStore
-from outrider.adapters.disk.disk import Sizes, disks_of, open_all
+from outrider.adapters.disk.disk import Disk, Sizes, disks_of, open_all
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import Runs, WrittenNamesFile, WrittenNamesFiles
+from outrider.adapters.state import pin_file
+from outrider.adapters.state.pin_file import PinFiles
+from outrider.core.cache.pins import SavedPin
 from outrider.core.cache.policies import Lru
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
@@ -566,3 +570,80 @@ async def test_two_directories_on_one_file_system_leave_what_one_would(
         await disks.store.reserve(two, 6 * FILE, METAS[0])
     one.unreserve(6 * FILE)
     assert await disks.store.most_bytes() == 10 * FILE
+
+
+PINS = [SavedPin("", "c", "kept", "s3://b/k", 1.5, ())]
+
+
+def pinned(*disks: Disk) -> list[list[SavedPin]]:
+    return [pin_file.load([disk.directory.pins]) for disk in disks]
+
+
+async def test_pins_are_on_each_disk_and_one_that_cannot_be_read_has_no_say(roots: list[Path]) -> None:
+    disks = Disks(roots).disks
+    files = PinFiles(disks)
+    assert files.is_behind()
+    await files.save(PINS)
+    assert pinned(*disks) == [PINS, PINS]
+    assert not files.is_behind()
+    newest = disks[1].directory.pins
+    newest.write_text("cut")
+    os.utime(newest, (2e9, 2e9))
+    assert pin_file.load([disk.directory.pins for disk in disks]) == PINS
+
+
+async def test_a_disk_that_works_again_gets_the_pins(roots: list[Path]) -> None:
+    disks = Disks(roots).disks
+    files = PinFiles(disks)
+    disks[0].work.left_out(OSError("away"))
+    await files.save(PINS)
+    assert not files.is_behind()
+    disks[0].work.works_again()
+    assert files.is_behind()
+    await files.save(PINS)
+    assert pinned(*disks) == [PINS, PINS]
+    # It was away between two looks, and may have been emptied.
+    disks[0].directory.changes += 1
+    assert files.is_behind()
+
+
+async def test_a_disk_that_refuses_the_pins_is_not_asked_again_and_again(roots: list[Path]) -> None:
+    disks = Disks(roots).disks
+    files = PinFiles(disks)
+    with SickDisk(roots[0]) as sick:
+        sick.fail(["create"], errno.ENOSPC)
+        await files.save(PINS)
+        assert not files.is_behind()
+        disks[0].work.left_out(OSError("full"))
+        assert not files.is_behind()
+    disks[0].work.works_again()
+    assert files.is_behind()
+
+
+async def test_a_disk_that_hangs_holds_up_no_pins_and_has_the_newest_at_last(
+    roots: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks = Disks(roots).disks
+    files, newer = PinFiles(disks), [replace(PINS[0], name="newer")]
+    with SickDisk(roots[0]) as sick, monkeypatch.context() as patched:
+        patched.setattr(disk_threads, "PATIENCE_S", 0.05)
+        sick.hold("create")
+        await files.save(PINS)
+        assert pinned(disks[1]) == [PINS]
+        assert files.is_behind()
+        # The save that hangs is the only one there until it ends.
+        await files.save(newer)
+        sick.release()
+        patched.undo()
+        await files.save(newer)
+        assert pinned(*disks) == [newer, newer]
+        assert not files.is_behind()
+
+
+async def test_pins_that_no_disk_takes_are_not_saved(roots: list[Path]) -> None:
+    files = PinFiles(Disks(roots).disks)
+    with SickDisk(roots[0]) as first, SickDisk(roots[1]) as second:
+        first.fail(["create"], errno.EIO)
+        second.fail(["create"], errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            await files.save(PINS)

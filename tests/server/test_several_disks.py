@@ -13,6 +13,7 @@ import pytest
 
 from outrider.adapters.disk import disk_threads, recovery
 from outrider.adapters.disk.block_dir import UnusableCacheDir
+from outrider.adapters.state import pin_file
 from outrider.cli.doctor.finding import Level
 from outrider.cli.doctor.machine_checks import cache_findings
 from outrider.settings import load
@@ -161,6 +162,21 @@ def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, known: KnownObjects, tm
             proxy.start()
             assert [pin["name"] for pin in proxy.status()["pins"]] == ["keep"]
             until(lambda: [pin["state"] for pin in proxy.status()["pins"]] == ["done"])
+
+
+def test_a_disk_that_is_replaced_gets_the_pins(
+    bucket: Bucket, known: KnownObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.01)
+    monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
+    roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
+    with proxy_of(bucket, roots) as proxy:
+        proxy.client().put_object(Bucket="_outrider", Key="pin/keep", Body=b"s3://disks/0\n")
+        roots[0].rename(tmp_path / "away0")
+        until(lambda: proxy.status()["disks"][0]["state"] == "failing")
+        roots[0].mkdir()
+        until((roots[0] / "pins").exists)
+        assert pin_file.load([roots[0] / "pins"]) == pin_file.load([roots[1] / "pins"]) != []
 
 
 def test_a_directory_that_is_given_twice_is_an_error(bucket: Bucket, tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.adapters.state import warmup_file
+from outrider.core.maintenance.object_list import ObjectList, parse_list
+from outrider.http.control import maintenance
 from tests.support.conditions import Fault, FaultKind
 from tests.support.control_bucket import put, read_json, wait_for_end, wait_until
 from tests.support.fakes import ramp
@@ -99,6 +103,35 @@ def test_a_warm_up_resumes_only_for_a_key_that_still_has_the_grant(bucket: Bucke
         proxy.restart()
         wait_until(lambda: names(proxy.client(STAYS)) == ["slow"])
         assert names(proxy.client(GOES)) == []
+
+
+def test_a_stop_while_warm_ups_are_resumed_loses_none(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, gate = threading.Event(), threading.Event()
+
+    def first_alone(body: bytes) -> ObjectList:
+        if b"2" in body:
+            reached.set()
+            gate.wait(60)
+        return parse_list(body)
+
+    async def save(*args: Any) -> None:
+        gate.set()
+        await kept(*args)
+
+    kept = warmup_file.save
+    entries = [ENTRY | {"name": name, "body": PREFIX + name, "bytes_per_s": 1.0} for name in "12"]
+    with Proxy(bucket) as proxy:
+        proxy.stop()
+        (proxy.cache_dir / "warmups").write_text(json.dumps({"format": 1, "warmups": entries}))
+        with monkeypatch.context() as patched:
+            patched.setattr(maintenance, "parse_list", first_alone)
+            patched.setattr(warmup_file, "save", save)
+            proxy.start()
+            assert reached.wait(60)
+            proxy.stop()
+        proxy.start()
+        wait_until(lambda: sorted(names(proxy.client())) == ["1", "2"])
+        wait_until(lambda: not (proxy.cache_dir / "warmups").exists())
 
 
 ENTRY = {"owner": "", "name": "x", "body": PREFIX, "at": 1.0, "bytes_per_s": 0.0}

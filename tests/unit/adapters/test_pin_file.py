@@ -27,11 +27,11 @@ PINS = [
 
 async def test_pins_and_the_ends_of_others_are_read_as_they_were_written(tmp_path: Path) -> None:
     await pin_file.save(tmp_path / "pins", PINS, DiskThreads(Metrics(), FakeClock()))
-    assert pin_file.load(tmp_path / "pins") == PINS
+    assert pin_file.load([tmp_path / "pins"]) == PINS
 
 
 def test_pins_of_a_release_that_saved_no_ends_and_no_dates_are_kept(tmp_path: Path) -> None:
     fields = {name: value for name, value in asdict(PINS[0]).items() if name != "has_ended"}
     (tmp_path / "pins").write_bytes(pin_file._FORMAT.encode([fields | {"objects": [[["b", "k"], '"e"', 3]]}]))
     undated = (ObjectRef("b", "k"), VersionIdentity('"e"', 3, ""))
-    assert pin_file.load(tmp_path / "pins") == [replace(PINS[0], objects=(undated,))]
+    assert pin_file.load([tmp_path / "pins"]) == [replace(PINS[0], objects=(undated,))]

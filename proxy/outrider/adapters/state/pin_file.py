@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.adapters import sealed_file
-from outrider.adapters.disk.disk import Disk
+from outrider.adapters.disk import disk_threads
+from outrider.adapters.disk.disk import Disk, working
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.pins import SavedPin
 from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
+from outrider.futures import retrieve_failure
 
 log = logging.getLogger(__name__)
 
@@ -22,19 +24,20 @@ _FORMAT = sealed_file.JsonFormat("pins", 1)
 _BYTES_MAX = 512 * 1024 * 1024
 
 
-def load(path: Path) -> list[SavedPin]:
-    """The pins that `save` wrote. Blocks.
+def load(paths: Sequence[Path]) -> list[SavedPin]:
+    """The pins of the newest file that can be read, of those that `save` wrote. Blocks.
 
-    An unreadable file means that no object is pinned any more. That is logged as an error, since the blocks of the
-    pinned objects may now be evicted.
+    Without one no object is pinned any more. That is logged as an error, since the blocks of the pinned objects may now
+    be evicted.
     """
-    try:
-        return [pin_of(fields) for fields in _FORMAT.decode(sealed_file.read(path, _BYTES_MAX))]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        log.error("pins lost", extra={"file": str(path), "error": repr(error)})
-        return []
+    for path in sealed_file.newest_first(paths):
+        try:
+            return [pin_of(fields) for fields in _FORMAT.decode(sealed_file.read(path, _BYTES_MAX))]
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.error("pins lost", extra={"file": str(path), "error": repr(error)})
+    return []
 
 
 def pin_of(fields: dict[str, Any]) -> SavedPin:
@@ -68,9 +71,54 @@ async def save(path: Path, pins: Sequence[SavedPin], work: DiskThreads) -> None:
     await sealed_file.write(path, [data], work.threads, durable=True)
 
 
-async def save_on_all(disks: Sequence[Disk], pins: Sequence[SavedPin]) -> None:
-    """Pins outlive any but the last of the disks; a start takes the newest ones. Raises OSError: no disk took them."""
-    saving = [save(disk.directory.pins, pins, disk.work) for disk in disks]
-    failed = [error for error in await asyncio.gather(*saving, return_exceptions=True) if error is not None]
-    if len(failed) == len(disks):
-        raise failed[0]
+class PinFiles:
+    """A file on each disk: pins outlive any but the last of the disks. A start takes the newest that can be read."""
+
+    def __init__(self, disks: Sequence[Disk]) -> None:
+        self._disks = disks
+        self._under_way: dict[Disk, asyncio.Task[None]] = {}
+        self._answered: set[tuple[Disk, int]] = set()
+        """The disks that took the newest pins or refused them, and have worked since, with the directory of each."""
+
+    async def save(self, pins: Sequence[SavedPin]) -> None:
+        """Write all pins to the disks that work. Raises OSError: no disk took them."""
+        self._answered = set()
+        disks = working(self._disks)
+        failed = await asyncio.gather(*(self._save(disk, pins) for disk in disks))
+        if None not in failed:
+            raise next(filter(None, failed))
+
+    def is_behind(self) -> bool:
+        """Whether one of several disks works that neither took nor refused the newest pins: it is new, or works again.
+        To be called from time to time, so that no time in which a disk did not work goes unseen."""
+        if len(self._disks) == 1:
+            return False
+        now = set(map(_with_directory, working(self._disks)))
+        self._answered &= now
+        return self._answered != now
+
+    async def _save(self, disk: Disk, pins: Sequence[SavedPin]) -> OSError | None:
+        where = _with_directory(disk)
+        try:
+            async with asyncio.timeout(disk_threads.PATIENCE_S):
+                if (before := self._under_way.get(disk)) is not None:
+                    await asyncio.wait([before])
+                saving = asyncio.create_task(save(disk.directory.pins, pins, disk.work), name=f"pins on {disk.name}")
+                saving.add_done_callback(retrieve_failure)
+                self._under_way[disk] = saving
+                # A disk that does not answer holds up nobody: its save ends when it does.
+                await asyncio.shield(saving)
+        except TimeoutError:
+            error: OSError = TimeoutError("no answer")
+        except OSError as refused:
+            error = refused
+            self._answered.add(where)
+        else:
+            self._answered.add(where)
+            return None
+        disk.work.failed("write", error)
+        return error
+
+
+def _with_directory(disk: Disk) -> tuple[Disk, int]:
+    return disk, disk.directory.changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,20 +24,31 @@ _FIELDS = {"owner": str, "name": str, "body": str, "at": float, "bytes_per_s": f
 _COPIES = 1
 
 
-def take(path: Path) -> list[SavedWarmup]:
-    """Read and remove the file that `save` wrote. Blocks.
+def load(path: Path) -> list[SavedWarmup]:
+    """The warm-ups that `save` wrote. Blocks.
 
     A file that cannot be read is ignored: its warm-ups have to be requested again.
     """
     try:
-        raw = sealed_file.read(path, _BYTES_MAX)
-        path.unlink()
-        return [warmup_of(fields) for fields in _FORMAT.decode(raw)]
+        return [warmup_of(fields) for fields in _FORMAT.decode(sealed_file.read(path, _BYTES_MAX))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
         log.warning("warm-ups ignored", extra={"error": repr(error)})
         return []
+
+
+async def remove(path: Path, work: DiskThreads) -> None:
+    """The warm-ups of the file are resumed."""
+    removing = work.begin(path.unlink, True)
+    try:
+        await asyncio.shield(removing)
+    except asyncio.CancelledError:
+        # The proxy stops, and must not lose the file that it writes then.
+        await asyncio.wait([removing])
+        raise
+    except OSError as error:
+        work.failed("unlink", error)
 
 
 def warmup_of(fields: dict[str, object]) -> SavedWarmup:
@@ -58,7 +70,7 @@ async def save(path: Path, warmups: Sequence[SavedWarmup], work: DiskThreads) ->
 
     A disk that fails is logged.
     """
-    warmups = [*await work.run(take, path), *warmups]
+    warmups = [*await work.run(load, path), *warmups]
     if not warmups:
         return
     try:

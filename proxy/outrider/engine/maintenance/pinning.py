@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from outrider.core.cache.pins import SavedPin, Share
@@ -38,12 +39,13 @@ class Pinning:
 
     def __init__(
         self, warmup_runner: WarmupRunner, fills: BackgroundFill, version_lookup: VersionLookup,
-        save: Callable[[Sequence[SavedPin]], Awaitable[None]],
+        save: Callable[[Sequence[SavedPin]], Awaitable[None]], is_behind: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        """`is_behind`: a disk works to which the newest pins were not saved."""
         self._warmup_runner = warmup_runner
         self._fills = fills
         self._version_lookup = version_lookup
-        self._save = save
+        self._save, self._is_behind = save, is_behind
         self._saving = asyncio.Lock()
         self.book = Book(keeps_ended=True)
         self._refused: set[tuple[str, str]] = set()
@@ -311,8 +313,21 @@ class Pinning:
         """Save all pins. Raises OSError."""
         # One save at a time, each with the pins that there are when it begins: the last one has all of them.
         async with self._saving:
-            ended = [SavedPin(owner, "", name, "", at, (), has_ended=True) for (owner, name), at in self.ended.items()]
-            await self._save([*map(_saved, self.book.all()), *ended])
+            await self._write()
+
+    async def copy(self) -> None:
+        """Save all pins again if a disk lacks them. Called from time to time, and at a stop."""
+        if not self._is_behind():
+            return
+        async with self._saving:
+            # A save that was under way may have been to all of them.
+            if self._is_behind():
+                with suppress(OSError):
+                    await self._write()
+
+    async def _write(self) -> None:
+        ended = [SavedPin(owner, "", name, "", at, (), has_ended=True) for (owner, name), at in self.ended.items()]
+        await self._save([*map(_saved, self.book.all()), *ended])
 
 
 def _version(item: Item) -> ObjectVersion:
