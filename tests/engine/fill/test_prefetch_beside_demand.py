@@ -134,6 +134,36 @@ async def test_large_guesses_wait_where_readers_waited_for_a_quarter_of_the_last
     await queue.drain()
 
 
+@pytest.mark.parametrize(
+    ("rates", "order"), [([34e6], ["p1"]), ([60e6, 40e6], ["p1"]), ([19e6], []), ([60e6, 30e6], [])]
+)
+async def test_large_guesses_begin_in_each_pause_of_readers_that_wait_for_their_connections_alone(
+    rates: list[float], order: list[str]
+) -> None:
+    """`rates`: of the first body, and of all that came after it."""
+    queue = await on_a_line_of_its_own()
+    for _ in range(40):
+        with queue.scheduler.question():
+            queue.scheduler.tick()
+    for number, rate in enumerate([rates[0], *rates[1:] * 15]):
+        await queue.add(name := f"body {number}", left_bytes=MB)
+        queue.clock.advance(MB / rate)
+        queue.scheduler.received(MB, queue.of[name])
+        await queue.end(name)
+    demand = len(queue.order)
+    await queue.add("p1", purpose=Purpose.GUESS)
+    assert len(queue.order) == demand, "a reader goes on"
+    queue.clock.advance(0.11)
+    queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order[demand:] == order
+    for _ in range(80):
+        queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order[demand:] == ["p1"]
+    await queue.drain()
+
+
 async def test_small_guesses_go_on_beside_demand() -> None:
     """A reader of samples waits for a round trip at a time, and leaves the line to others meanwhile."""
     queue = await on_a_line_of_its_own(large=False)

@@ -110,6 +110,11 @@ _HALF_LIFE_S = 60.0
 _FIRST = 2
 # The time of a smaller body is that of its latency.
 _LARGE_BYTES = 256 * 1024
+# S3 gives 40-90 MB/s a connection. Where the last bodies came at less than half of that, or of this part of the fastest
+# one, something other than their connections held them up.
+_ALONE_BYTES_S, _ALONE = 20e6, 0.6
+# The weight of the newest body in the rate of the last ones.
+_NEWEST = 1 / 8
 # After so long without a byte the limits begin anew. Otherwise the first blocks of an epoch would share the line with
 # as many fills as were allowed at the end of the epoch before.
 _IDLE_S = 1.0
@@ -142,6 +147,7 @@ class BackgroundLimit:
         self._best_bytes_s = 0.0
         self.body_bytes_s = 0.0
         """The best rate of one large body, its latency included. 0: none came."""
+        self._last_bytes_s = 0.0
         # The most demand fills under way at once, decaying.
         self._peak = 0.0
         self._began: float | None = None
@@ -211,12 +217,20 @@ class BackgroundLimit:
     def body_received(self, count: int, after_s: float) -> None:
         """A body of `count` bytes was here `after_s` seconds after its request."""
         if count >= _LARGE_BYTES:
-            self.body_bytes_s = max(self.body_bytes_s, count / after_s)
+            rate = count / after_s
+            self.body_bytes_s = max(self.body_bytes_s, rate)
+            self._last_bytes_s += _NEWEST * (rate - self._last_bytes_s) if self._last_bytes_s else rate
 
     @property
     def is_large(self) -> bool:
         """Bodies came of late that are large enough to have a rate."""
         return self._bytes_at is not None
+
+    @property
+    def is_contended(self) -> bool:
+        """Large bodies come slower than connections bring them: they share a full line or bucket, perhaps with others'
+        bodies."""
+        return self._last_bytes_s < max(_ALONE_BYTES_S, _ALONE * self.body_bytes_s)
 
     def bodies(self, body_bytes_s: float) -> int | None:
         """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""

@@ -20,8 +20,7 @@ hold that request up for a millisecond of its sixty, so it is done later, while 
 
 # A reader that goes on asks for its next object within this time.
 _QUIET_S = 0.1
-# Readers that waited for more than this share of the last `_TICKS` ticks, some four seconds, need the line for
-# themselves.
+# Readers need a contended line for themselves if they waited for more of the last `_TICKS` ticks, some four seconds.
 _WAITED_MAX, _TICKS = 0.25, 80
 
 
@@ -33,8 +32,7 @@ class Purpose(IntEnum):
     COMMAND = 1
     """A warm-up or a pin wants them."""
     GUESS = 2
-    """A guess that a reader may want them: in a job's first epoch, or by a member of a cluster, as all members guess.
-    It waits for all demand."""
+    """A guess that a reader may want them: in a job's first epoch, or by a member of a cluster, as all guess."""
 
 
 class FillSlot:
@@ -138,15 +136,11 @@ class FillScheduler:
         self._demand: TurnQueue[FillSlot] = TurnQueue(self._weight_of)
         self._prefetch: TurnQueue[FillSlot] = TurnQueue(self._weight_of)
         self._held = {True: 0, False: 0}
-        # Whether the AIMD limit holds fills up, and not the background limit.
-        self._short = False
-        # Whether a reader waited for bytes when that was last looked at: a reader may also wait for a fill that needs
-        # no slot.
-        self._awaited = False
-        # For which share of the last seconds a reader waited.
-        self._waited = 0.5
-        # When demand last gave a slot back.
-        self._demand_at = float("-inf")
+        # Whether the AIMD limit holds fills up, and not the background limit. Whether a reader waited for bytes when
+        # that was last looked at: it may also wait for a fill that needs no slot.
+        self._short = self._awaited = False
+        # For which share of the last seconds a reader waited, and when demand last gave a slot back.
+        self._waited, self._demand_at = 0.5, float("-inf")
         self.line = DemandOnLine([background_limit])
         # The schedulers whose fills share it, this one included.
         self._sharers = [self]
@@ -160,8 +154,8 @@ class FillScheduler:
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER,
         ref: ObjectRef | None = None, work_bytes: int = 0,
     ) -> FillSlot:  # fmt: skip
-        """`ref`: the object, by which its tenant is known; None: of nobody. `work_bytes`: for so many it counts among
-        its tenant's, where `left_bytes` are not known. See `FillSlot` for the others."""
+        """`ref`: its tenant is that of this object; None: nobody. `work_bytes`: so many count for the tenant, where
+        `left_bytes` are not known. See `FillSlot` for the others."""
         tenant = NOBODY if self._tenants is None or ref is None else self._tenants.on_line(ref)
         return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, purpose=purpose, tenant=tenant,
                         work_bytes=max(left_bytes, work_bytes))  # fmt: skip
@@ -247,7 +241,7 @@ class FillScheduler:
 
     def alone_again(self) -> None:
         """A LIST of ours that shared the line with fills has ended."""
-        self._background_limit.alone_again(self._held[True] + self._held[False] + self.line.questions)
+        self._background_limit.alone_again(sum(self._held.values()) + self.line.questions)
 
     @property
     def reads_on(self) -> bool:
@@ -377,14 +371,16 @@ class FillScheduler:
 
         A node by itself does not know who else asks the bucket. Eight of them, each dealt an eighth of the data, each
         with one guess beside its demand, had half of the bucket's bandwidth for what they never read (`make papers`).
-        So large guesses use the line where nobody has waited for a while, and not often of late: a reader that gets
-        half of what it could take has its quiet moments, too. Small ones cost a round trip, not bandwidth.
+        So large guesses wait until nobody has waited for a while, and on a contended line not often of late: a reader
+        that gets half of what it could take has its quiet moments, too. A reader that waits for its one connection
+        loses nothing by them (`make demo`). Small ones cost a round trip, not bandwidth.
         """
         if len(self._sharers) > 1:
             left = self.line.bodies_left(self._background_limit, most, awaited=self._awaited)
             return min(most, left) if is_awaited else most
         is_quiet = not self._a_reader_waits and self._clock() - self._demand_at >= _QUIET_S
-        return most if (is_quiet and self._waited < _WAITED_MAX) or not self._background_limit.is_large else 0
+        may_go = is_quiet and (self._waited < _WAITED_MAX or not self._background_limit.is_contended)
+        return most if may_go or not self._background_limit.is_large else 0
 
     @property
     def _a_reader_waits(self) -> bool:
