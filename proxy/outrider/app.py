@@ -66,6 +66,8 @@ _NOTE_S = 10.0
 _GIVE_BACK_S, _GIVE_BACK_BLOCKS = 10.0, 1000
 # A stop waits so long for fills: a block whose last byte was just sent may lack only its name on disk.
 _LAST_FILLS_S = 0.5
+# And so long for pins, if a disk is without them: that has to be long over.
+_LAST_PINS_S = 2.0
 # After the drain, connections and the requests on them have this long to end.
 _SHUTDOWN_S = 1.0
 # In the cache directory, where others than this user and root find nothing.
@@ -144,6 +146,7 @@ async def running(
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
             tasks.spawn(_upkeep(outrider), "upkeep"),
+            tasks.spawn(_copy_pins(outrider), "copies of the pins"),
             tasks.spawn(_give_back(outrider), "free memory"),
             # One for each disk: those of one that hangs wait for it.
             *(tasks.spawn(_note(recovery, number), f"notes of disk {number}") for number in range(len(directories))),
@@ -183,10 +186,12 @@ async def running(
             outrider.prefetch.stop()
             await tasks.stop()
             await recovery.save()
-            await outrider.control.maintenance.pinning.copy()
             first = outrider.store.working_disks[0]
             await learned_file.save(first.directory, outrider.planner.registry, first.work)
             await warmup_file.save(first.directory.warmups, under_way, first.work)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_PINS_S):
+                    await outrider.control.maintenance.pinning.copy()
 
 
 def _read_again(outrider: Outrider, origin: HttpOrigin) -> Iterator[tuple[str, Callable[[], bool]]]:
@@ -260,6 +265,11 @@ async def _upkeep(outrider: Outrider) -> None:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.store.sweep()
         outrider.control.maintenance.pinning.check_again()
+
+
+async def _copy_pins(outrider: Outrider) -> None:
+    while True:
+        await asyncio.sleep(_UPKEEP_S)
         await outrider.control.maintenance.pinning.copy()
 
 

@@ -214,7 +214,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     if cluster is not None:
         cluster.serve(engine.source, versions, store, flights, contents, version_lookup)
         cluster.read_ahead_together(planner, prefetch, blocks_at_once)
-    pin_files = pin_file.PinFiles(disks)
+    pin_files = pin_file.PinFiles(disks, resources.wall_clock)
     pinning = Pinning(warmup_runner, fills, version_lookup, pin_files.save, pin_files.is_behind)
     pinning.restore(pin_file.load([directory.pins for directory in present]), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.

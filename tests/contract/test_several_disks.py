@@ -9,6 +9,7 @@ import os
 import shutil
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -573,6 +574,12 @@ async def test_two_directories_on_one_file_system_leave_what_one_would(
 
 
 PINS = [SavedPin("", "c", "kept", "s3://b/k", 1.5, ())]
+NEWER = [replace(PINS[0], name="newer")]
+
+
+def pin_files(disks: Sequence[Disk]) -> PinFiles:
+    clock = count(1.0)
+    return PinFiles(disks, lambda: next(clock))
 
 
 def pinned(*disks: Disk) -> list[list[SavedPin]]:
@@ -581,20 +588,20 @@ def pinned(*disks: Disk) -> list[list[SavedPin]]:
 
 async def test_pins_are_on_each_disk_and_one_that_cannot_be_read_has_no_say(roots: list[Path]) -> None:
     disks = Disks(roots).disks
-    files = PinFiles(disks)
+    files = pin_files(disks)
     assert files.is_behind()
     await files.save(PINS)
     assert pinned(*disks) == [PINS, PINS]
     assert not files.is_behind()
     newest = disks[1].directory.pins
     newest.write_text("cut")
-    os.utime(newest, (2e9, 2e9))
     assert pin_file.load([disk.directory.pins for disk in disks]) == PINS
 
 
-async def test_a_disk_that_works_again_gets_the_pins(roots: list[Path]) -> None:
-    disks = Disks(roots).disks
-    files = PinFiles(disks)
+async def test_a_disk_that_works_again_or_is_replaced_gets_the_pins(roots: list[Path]) -> None:
+    made = Disks(roots)
+    disks = made.disks
+    files = pin_files(disks)
     disks[0].work.left_out(OSError("away"))
     await files.save(PINS)
     assert not files.is_behind()
@@ -602,16 +609,19 @@ async def test_a_disk_that_works_again_gets_the_pins(roots: list[Path]) -> None:
     assert files.is_behind()
     await files.save(PINS)
     assert pinned(*disks) == [PINS, PINS]
-    # It was away between two looks, and may have been emptied.
-    disks[0].directory.changes += 1
+    await made.recovery.index()
+    shutil.rmtree(roots[0])
+    roots[0].mkdir()
+    assert await made.recovery.look(0)
     assert files.is_behind()
 
 
-async def test_a_disk_that_refuses_the_pins_is_not_asked_again_and_again(roots: list[Path]) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ETIMEDOUT])
+async def test_a_disk_that_refuses_the_pins_is_not_asked_again_and_again(roots: list[Path], number: int) -> None:
     disks = Disks(roots).disks
-    files = PinFiles(disks)
+    files = pin_files(disks)
     with SickDisk(roots[0]) as sick:
-        sick.fail(["create"], errno.ENOSPC)
+        sick.fail(["create"], number)
         await files.save(PINS)
         assert not files.is_behind()
         disks[0].work.left_out(OSError("full"))
@@ -620,30 +630,66 @@ async def test_a_disk_that_refuses_the_pins_is_not_asked_again_and_again(roots: 
     assert files.is_behind()
 
 
-async def test_a_disk_that_hangs_holds_up_no_pins_and_has_the_newest_at_last(
+async def test_a_disk_that_hangs_holds_up_no_pins_and_gets_the_newest_once_it_works_again(
     roots: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks = Disks(roots).disks
-    files, newer = PinFiles(disks), [replace(PINS[0], name="newer")]
+    files, every = pin_files(disks), [disk.directory.pins for disk in disks]
     with SickDisk(roots[0]) as sick, monkeypatch.context() as patched:
         patched.setattr(disk_threads, "PATIENCE_S", 0.05)
         sick.hold("create")
         await files.save(PINS)
         assert pinned(disks[1]) == [PINS]
-        assert files.is_behind()
-        # The save that hangs is the only one there until it ends.
-        await files.save(newer)
+        assert disks[0].work.trouble
+        await files.save(NEWER)
+        assert not files.is_behind()
         sick.release()
         patched.undo()
-        await files.save(newer)
-        assert pinned(*disks) == [newer, newer]
-        assert not files.is_behind()
+        # The save that hung ends after a newer one elsewhere, and is no newer for that.
+        await asyncio.wait(files._under_way.values())
+        assert pinned(*disks) == [PINS, NEWER]
+        assert pin_file.load(every) == NEWER
+        disks[0].work.works_again()
+        assert files.is_behind()
+        await files.save(NEWER)
+        assert pinned(*disks) == [NEWER, NEWER]
+
+
+async def test_of_two_saves_to_one_disk_the_second_waits_for_the_first(roots: list[Path]) -> None:
+    disks = Disks(roots).disks
+    files = pin_files(disks)
+    with SickDisk(roots[0]) as sick:
+        sick.hold("create")
+        first = asyncio.create_task(files.save(PINS))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        second = asyncio.create_task(files.save(NEWER))
+        await asyncio.sleep(0.01)
+        sick.release()
+        await second
+    assert pinned(*disks) == [NEWER, NEWER]
 
 
 async def test_pins_that_no_disk_takes_are_not_saved(roots: list[Path]) -> None:
-    files = PinFiles(Disks(roots).disks)
+    files = pin_files(Disks(roots).disks)
     with SickDisk(roots[0]) as first, SickDisk(roots[1]) as second:
         first.fail(["create"], errno.EIO)
         second.fail(["create"], errno.EIO)
         with pytest.raises(OSError, match="Input/output error"):
             await files.save(PINS)
+
+
+async def test_a_single_disk_that_hangs_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin that was refused must not be there after a restart."""
+    disks = Disks([tmp_path]).disks
+    monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.01)
+    files = pin_files(disks)
+    with SickDisk(tmp_path) as sick:
+        sick.hold("create")
+        saving = asyncio.create_task(files.save(PINS))
+        await asyncio.wait([saving], timeout=0.05)
+        assert not saving.done()
+        sick.release()
+        await saving
+    assert pinned(*disks) == [PINS]
+    assert not files.is_behind()

@@ -146,9 +146,10 @@ async def test_large_guesses_begin_in_each_pause_of_readers_that_wait_for_their_
         with queue.scheduler.question():
             queue.scheduler.tick()
     for number, rate in enumerate([rates[0], *rates[1:] * 15]):
-        await queue.add(name := f"body {number}", left_bytes=MB)
-        queue.clock.advance(MB / rate)
-        queue.scheduler.received(MB, queue.of[name])
+        await queue.add(name := f"body {number}", left_bytes=5 * MB)
+        queue.clock.advance(5 * MB / rate)
+        queue.scheduler.received(5 * MB, queue.of[name])
+        queue.scheduler.flowed(0, lambda: False)
         await queue.end(name)
     demand = len(queue.order)
     await queue.add("p1", purpose=Purpose.GUESS)

@@ -26,7 +26,7 @@ PINS = [
 
 
 async def test_pins_and_the_ends_of_others_are_read_as_they_were_written(tmp_path: Path) -> None:
-    await pin_file.save(tmp_path / "pins", PINS, DiskThreads(Metrics(), FakeClock()))
+    await pin_file.save(tmp_path / "pins", PINS, DiskThreads(Metrics(), FakeClock()), 1.0)
     assert pin_file.load([tmp_path / "pins"]) == PINS
 
 

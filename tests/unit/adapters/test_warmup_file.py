@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,9 @@ async def test_warm_ups_are_kept_until_they_are_resumed(tmp_path: Path) -> None:
     await warmup_file.save(path, WARMUPS[:1], work)
     await warmup_file.save(path, WARMUPS[1:], work)
     assert warmup_file.load(path) == warmup_file.load(path) == WARMUPS
+    newer = replace(WARMUPS[0], body="s3://b/other")
+    await warmup_file.save(path, [newer], work)
+    assert warmup_file.load(path) == [WARMUPS[1], newer]
     await warmup_file.remove(path, work)
     assert warmup_file.load(path) == []
     await warmup_file.remove(path, work)

@@ -108,14 +108,35 @@ def test_the_line_brings_so_many_bodies_at_the_rate_of_one() -> None:
     assert line.background_limit.bodies(4e6) is None, "no body came"
     line.run(20, demand=8)
     assert line.background_limit.bodies(4e6) == 8
-    line.background_limit.body_received(100_000, 0.001)
+    line.background_limit.body_received(100_000, 0.001, is_demand=True)
     assert line.background_limit.body_bytes_s == 0, "the time of a small body is latency"
-    line.background_limit.body_received(MIB, 0.5)
-    line.background_limit.body_received(MIB, 1.0)
+    line.background_limit.body_received(MIB, 0.5, is_demand=True)
+    line.background_limit.body_received(MIB, 1.0, is_demand=False)
     assert line.background_limit.body_bytes_s == 2 * MIB
     line.run(61, demand=8)
     assert line.background_limit.body_bytes_s == pytest.approx(MIB, rel=0.02), "the bandwidth of a line may fall"
     assert line.background_limit.bodies(0.0) is None
+
+
+def test_a_line_is_contended_while_bodies_of_demand_come_slower_than_connections_bring_them() -> None:
+    line = Line()
+    limit = line.background_limit
+    assert limit.is_contended, "no body shows anything"
+    limit.body_received(MIB, 0.01, is_demand=True)
+    limit.body_received(8 * MIB, 0.1, is_demand=False)
+    assert limit.is_contended, "the time of a short body is latency, and fills beside demand hold each other up"
+    limit.body_received(8 * MIB, 0.1, is_demand=True)
+    assert not limit.is_contended
+    for _ in range(20):
+        limit.body_received(8 * MIB, 0.2, is_demand=True)
+    assert limit.is_contended
+    line.run(60, demand=8)
+    assert limit.is_contended, "it is full for a minute"
+    line.run(900, demand=8)
+    assert not limit.is_contended, "it is slow"
+    for _ in range(20):
+        limit.body_received(8 * MIB, 0.5, is_demand=True)
+    assert limit.is_contended, "no connection to S3 is as slow alone"
 
 
 def test_fills_that_take_the_slots_of_demand_are_as_many_as_demand_had_lately() -> None:

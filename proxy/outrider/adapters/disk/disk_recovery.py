@@ -151,6 +151,7 @@ class DiskRecovery:
         finally:
             disk.admitting = True
         disk.directory.missing = None
+        disk.work.returns += 1
         self._whole, self._changes = True, changes
 
     def _prepare(self) -> None:

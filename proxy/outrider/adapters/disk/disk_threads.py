@@ -38,6 +38,8 @@ class DiskThreads:
         self._has_others = has_others
         self.trouble = ""
         """Why the disk gets no new blocks, as long as there are others; empty: it works."""
+        self.returns = 0
+        """How often it worked again, or was replaced."""
         self.is_unreachable = False
         """It does not answer, and there are others: its blocks are not here until it does."""
         self.clock = clock
@@ -97,6 +99,7 @@ class DiskThreads:
     def works_again(self) -> None:
         if self.trouble:
             log.info("cache disk works again", extra={"disk": self._name})
+            self.returns += 1
         self.trouble, self.is_unreachable = "", False
         self._failing_until = self._hung_until = 0.0
 

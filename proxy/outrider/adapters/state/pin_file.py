@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from outrider.adapters import sealed_file
 from outrider.adapters.disk import disk_threads
@@ -16,6 +17,7 @@ from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.pins import SavedPin
 from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
 from outrider.futures import retrieve_failure
+from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
@@ -63,62 +65,69 @@ def _identity(etag: object, size: object, modified: object = "") -> VersionIdent
     return VersionIdentity(_text(etag), size, _text(modified))
 
 
-async def save(path: Path, pins: Sequence[SavedPin], work: DiskThreads) -> None:
-    """Write all pins; the file is on the disk when this returns. Raises OSError; the older file then stays."""
+async def save(path: Path, pins: Sequence[SavedPin], work: DiskThreads, at: float) -> None:
+    """Write all pins, as those of the wall-clock time `at`, by which a start knows the newest; the file is on the disk
+    when this returns. Raises OSError; the older file then stays."""
     data = _FORMAT.encode([
         asdict(pin) | {"objects": [[ref, *identity] for ref, identity in pin.objects]} for pin in pins
     ])  # fmt: skip
-    await sealed_file.write(path, [data], work.threads, durable=True)
+    part = await sealed_file.write_part(path, [data], work.threads, durable=True)
+    await work.run(_put, part, path, at)
+
+
+def _put(part: Path, path: Path, at: float) -> None:
+    os.utime(part, (at, at))
+    part.replace(path)
+    sealed_file.sync_directory(path.parent)
 
 
 class PinFiles:
     """A file on each disk: pins outlive any but the last of the disks. A start takes the newest that can be read."""
 
-    def __init__(self, disks: Sequence[Disk]) -> None:
+    def __init__(self, disks: Sequence[Disk], wall_clock: Clock) -> None:
         self._disks = disks
-        self._under_way: dict[Disk, asyncio.Task[None]] = {}
-        self._answered: set[tuple[Disk, int]] = set()
-        """The disks that took the newest pins or refused them, and have worked since, with the directory of each."""
+        self._wall_clock = wall_clock
+        self._under_way: dict[_Place, asyncio.Task[None]] = {}
+        self._answered: set[_Place] = set()
+        """The disks that took the newest pins or refused them."""
 
     async def save(self, pins: Sequence[SavedPin]) -> None:
         """Write all pins to the disks that work. Raises OSError: no disk took them."""
         self._answered = set()
-        disks = working(self._disks)
-        failed = await asyncio.gather(*(self._save(disk, pins) for disk in disks))
+        disks, at = working(self._disks), self._wall_clock()
+        failed = await asyncio.gather(*(self._save(disk, pins, at) for disk in disks))
         if None not in failed:
             raise next(filter(None, failed))
 
     def is_behind(self) -> bool:
-        """Whether one of several disks works that neither took nor refused the newest pins: it is new, or works again.
-        To be called from time to time, so that no time in which a disk did not work goes unseen."""
-        if len(self._disks) == 1:
-            return False
-        now = set(map(_with_directory, working(self._disks)))
-        self._answered &= now
-        return self._answered != now
+        """Whether one of several disks works that neither took nor refused the newest pins: it is new, or works
+        again."""
+        return len(self._disks) > 1 and not self._answered.issuperset(map(_place, working(self._disks)))
 
-    async def _save(self, disk: Disk, pins: Sequence[SavedPin]) -> OSError | None:
-        where = _with_directory(disk)
+    async def _save(self, disk: Disk, pins: Sequence[SavedPin], at: float) -> OSError | None:
+        place, error = _place(disk), None
         try:
-            async with asyncio.timeout(disk_threads.PATIENCE_S):
-                if (before := self._under_way.get(disk)) is not None:
+            # A disk that does not answer holds up nobody beside others: its save ends when it does.
+            async with asyncio.timeout(disk_threads.PATIENCE_S if len(self._disks) > 1 else None):
+                if (before := self._under_way.get(place)) is not None:
                     await asyncio.wait([before])
-                saving = asyncio.create_task(save(disk.directory.pins, pins, disk.work), name=f"pins on {disk.name}")
+                saving = asyncio.create_task(save(disk.directory.pins, pins, disk.work, at), name="pins")
                 saving.add_done_callback(retrieve_failure)
-                self._under_way[disk] = saving
-                # A disk that does not answer holds up nobody: its save ends when it does.
+                self._under_way[place] = saving
                 await asyncio.shield(saving)
-        except TimeoutError:
-            error: OSError = TimeoutError("no answer")
         except OSError as refused:
             error = refused
-            self._answered.add(where)
-        else:
-            self._answered.add(where)
-            return None
-        disk.work.failed("write", error)
+            disk.work.failed("write", error)
+            if isinstance(error, TimeoutError):
+                disk.work.left_out(error)
+                return error
+        self._answered.add(place)
         return error
 
 
-def _with_directory(disk: Disk) -> tuple[Disk, int]:
-    return disk, disk.directory.changes
+_Place: TypeAlias = tuple[Disk, int]
+
+
+def _place(disk: Disk) -> _Place:
+    """A disk, until it works again after it did not, or is another one."""
+    return disk, disk.work.returns

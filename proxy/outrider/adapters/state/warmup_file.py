@@ -19,6 +19,8 @@ _FORMAT = sealed_file.JsonFormat("warmups", 1)
 # Each warm-up has a list of at most 4 MiB. A longer file was not written by this program.
 _BYTES_MAX = 512 * 1024 * 1024
 _AT_MAX = 1e11
+# A stop has some seconds in all.
+_REMOVAL_S = 1.0
 _FIELDS = {"owner": str, "name": str, "body": str, "at": float, "bytes_per_s": float, "copies": int}
 # That of a warm-up of 0.2, which knew no copies.
 _COPIES = 1
@@ -45,7 +47,7 @@ async def remove(path: Path, work: DiskThreads) -> None:
         await asyncio.shield(removing)
     except asyncio.CancelledError:
         # The proxy stops, and must not lose the file that it writes then.
-        await asyncio.wait([removing])
+        await asyncio.wait([removing], timeout=_REMOVAL_S)
         raise
     except OSError as error:
         work.failed("unlink", error)
@@ -66,11 +68,14 @@ def warmup_of(fields: dict[str, object]) -> SavedWarmup:
 
 
 async def save(path: Path, warmups: Sequence[SavedWarmup], work: DiskThreads) -> None:
-    """Write `warmups` for the next start, after those of the last stop that this process has not resumed.
+    """Write `warmups` for the next start, after those of the last stop that this process has not resumed. A newer one
+    of the same name takes the place of an older one.
 
     A disk that fails is logged.
     """
-    warmups = [*await work.run(load, path), *warmups]
+    newer = {(warmup.owner, warmup.name) for warmup in warmups}
+    older = [warmup for warmup in await work.run(load, path) if (warmup.owner, warmup.name) not in newer]
+    warmups = [*older, *warmups]
     if not warmups:
         return
     try:

@@ -110,11 +110,14 @@ _HALF_LIFE_S = 60.0
 _FIRST = 2
 # The time of a smaller body is that of its latency.
 _LARGE_BYTES = 256 * 1024
-# S3 gives 40-90 MB/s a connection. Where the last bodies came at less than half of that, or of this part of the fastest
-# one, something other than their connections held them up.
+# S3 gives 40-90 MB/s a connection. Where the last bodies came at less than half of that, or at less than this part of
+# the rate of the fastest one, something other than their connections held them up.
 _ALONE_BYTES_S, _ALONE = 20e6, 0.6
-# The weight of the newest body in the rate of the last ones.
-_NEWEST = 1 / 8
+# Latency is a small part of the time of such a body.
+_LONG_BYTES = 4 * 1024 * 1024
+# The weight of the newest body in the rate of the last ones. The fastest one is remembered: a bucket that is full for a
+# quarter of an hour is full, and not slow.
+_NEWEST, _FASTEST_HALF_LIFE_S = 1 / 8, 900.0
 # After so long without a byte the limits begin anew. Otherwise the first blocks of an epoch would share the line with
 # as many fills as were allowed at the end of the epoch before.
 _IDLE_S = 1.0
@@ -147,7 +150,8 @@ class BackgroundLimit:
         self._best_bytes_s = 0.0
         self.body_bytes_s = 0.0
         """The best rate of one large body, its latency included. 0: none came."""
-        self._last_bytes_s = 0.0
+        # The rates of long bodies of demand: of the last ones, and of the fastest.
+        self._last_bytes_s = self._fastest_bytes_s = 0.0
         # The most demand fills under way at once, decaying.
         self._peak = 0.0
         self._began: float | None = None
@@ -214,11 +218,13 @@ class BackgroundLimit:
         """`count` bytes of a body came. Its first bytes are not counted: their time is latency."""
         self._bytes += count
 
-    def body_received(self, count: int, after_s: float) -> None:
+    def body_received(self, count: int, after_s: float, *, is_demand: bool) -> None:
         """A body of `count` bytes was here `after_s` seconds after its request."""
+        rate = count / after_s
         if count >= _LARGE_BYTES:
-            rate = count / after_s
             self.body_bytes_s = max(self.body_bytes_s, rate)
+        if count >= _LONG_BYTES and is_demand:
+            self._fastest_bytes_s = max(self._fastest_bytes_s, rate)
             self._last_bytes_s += _NEWEST * (rate - self._last_bytes_s) if self._last_bytes_s else rate
 
     @property
@@ -228,9 +234,9 @@ class BackgroundLimit:
 
     @property
     def is_contended(self) -> bool:
-        """Large bodies come slower than connections bring them: they share a full line or bucket, perhaps with others'
-        bodies."""
-        return self._last_bytes_s < max(_ALONE_BYTES_S, _ALONE * self.body_bytes_s)
+        """Bodies of demand come slower than connections bring them: they share a full line or bucket, perhaps with
+        bodies for others. True also while none was long enough to show it."""
+        return self._last_bytes_s < max(_ALONE_BYTES_S, _ALONE * self._fastest_bytes_s)
 
     def bodies(self, body_bytes_s: float) -> int | None:
         """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""
@@ -297,6 +303,7 @@ class BackgroundLimit:
         kept = 0.5 ** (passed_s / _HALF_LIFE_S)
         best = self._best_bytes_s * kept
         self.body_bytes_s *= kept
+        self._fastest_bytes_s *= 0.5 ** (passed_s / _FASTEST_HALF_LIFE_S)
         self._best_bytes_s = max(best, rate)
         self._peak *= _PEAK_KEPT
         self._began, self._bytes = now, 0

@@ -211,7 +211,7 @@ class FillScheduler:
 
     def _all_received(self, slot: FillSlot) -> None:
         if (after_s := self._clock() - slot.began) > 0:
-            self._background_limit.body_received(slot.received_bytes, after_s)
+            self._background_limit.body_received(slot.received_bytes, after_s, is_demand=slot.demand)
         if slot.held and not slot.is_received:
             self.line.coming -= slot.demand
             slot.is_received = True
