@@ -417,6 +417,23 @@ async def test_a_pin_that_cannot_be_saved_is_no_pin(room: Engine) -> None:
     assert (room.pins.reserved_bytes, pins.book.all()) == (0, [])
 
 
+async def test_a_pin_stays_if_the_one_in_its_place_cannot_be_saved(room: Engine) -> None:
+    fails = False
+
+    async def save(_: object) -> None:
+        if fails:
+            raise OSError(28, "No space left on device")
+
+    pins = pinning(room, save)
+    await pins.pin(first := warmup(room, REFS[:1]))
+    reserved_bytes, fails = room.pins.reserved_bytes, True
+    with pytest.raises(Exception, match="cannot be written to the cache directory"):
+        await pins.pin(warmup(room, REFS[:2]))
+    assert (room.pins.reserved_bytes, pins.book.all()) == (reserved_bytes, [first])
+    await room.tasks.settle()
+    assert (first.progress.state, first.progress.bytes) == (State.DONE, SIZE)
+
+
 async def test_concurrent_pins_do_not_reserve_the_same_room(making: Making) -> None:
     with making(capacity_bytes=5 * (BLOCK + 8192)) as room:
         pins = pinning(room)

@@ -63,7 +63,7 @@ class Pinning:
 
         Raises:
             NoRoom: they do not fit next to the other pins; nothing has changed.
-            S3Error: the origin does not have all of them, or the pin could not be saved.
+            S3Error: the origin does not have all of them, or the pin could not be saved; nothing has changed.
         """
         await self._find(pin)
         await self._keep(pin)
@@ -97,13 +97,15 @@ class Pinning:
                 self.book.pop(pin.owner, pin.name)
             raise
         self._refused.discard((pin.owner, pin.name))
-        if before is not None:
-            warmup_runner.cancel(before)
         try:
             await self.write()
         except OSError as error:
             self._release(pin)
+            if before is not None:
+                self._keep_on(before, room_bytes)
             raise ServiceUnavailable(f"The pin cannot be written to the cache directory: {error}.") from error
+        if before is not None:
+            warmup_runner.cancel(before)
         self._begin(pin)
 
     def _begin(self, pin: Warmup) -> None:
@@ -152,12 +154,15 @@ class Pinning:
             pin.add((ref, identity.size) for ref, identity in entry.objects)
             for ref, identity in entry.objects:
                 pin.items[ref].is_named(identity)
-            self.book.put(pin)
-            try:
-                self._reserve(pin, room_bytes)
-            except NoRoom as error:
-                # The pin is kept, for a start with a larger cache.
-                self._refuse(pin, error)
+            self._keep_on(pin, room_bytes)
+
+    def _keep_on(self, pin: Warmup, room_bytes: int) -> None:
+        """Keep a pin that was saved before. If it has no room any more, it is kept for a start with a larger cache."""
+        self.book.put(pin)
+        try:
+            self._reserve(pin, room_bytes)
+        except NoRoom as error:
+            self._refuse(pin, error)
 
     def resume(self) -> None:
         """Fetch the blocks that are missing. Called once the store knows which blocks its directory has."""
