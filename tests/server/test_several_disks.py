@@ -66,11 +66,15 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it does not come to hold")
 
 
-def test_a_cache_on_two_disks(
-    bucket: Bucket, known: KnownObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each disk is looked at a hundred times a second."""
     monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.01)
     monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_cache_on_two_disks(bucket: Bucket, known: KnownObjects, tmp_path: Path) -> None:
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
     with proxy_of(bucket, roots) as proxy:
 
@@ -164,11 +168,8 @@ def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, known: KnownObjects, tm
             until(lambda: [pin["state"] for pin in proxy.status()["pins"]] == ["done"])
 
 
-def test_a_disk_that_is_replaced_gets_the_pins(
-    bucket: Bucket, known: KnownObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.01)
-    monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
+@pytest.mark.usefixtures("looks_often")
+def test_a_disk_that_is_replaced_gets_the_pins(bucket: Bucket, known: KnownObjects, tmp_path: Path) -> None:
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
     with proxy_of(bucket, roots) as proxy:
         proxy.client().put_object(Bucket="_outrider", Key="pin/keep", Body=b"s3://disks/0\n")
