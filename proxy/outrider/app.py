@@ -66,7 +66,7 @@ _NOTE_S = 10.0
 _GIVE_BACK_S, _GIVE_BACK_BLOCKS = 10.0, 1000
 # A stop waits so long for fills: a block whose last byte was just sent may lack only its name on disk.
 _LAST_FILLS_S = 0.5
-# And so long for pins, if a disk is without them: that has to be long over.
+# A stop waits so long for a disk that lacks the pins to take them.
 _LAST_PINS_S = 2.0
 # After the drain, connections and the requests on them have this long to end.
 _SHUTDOWN_S = 1.0
@@ -268,7 +268,7 @@ async def _upkeep(outrider: Outrider) -> None:
 
 
 async def _copy_pins(outrider: Outrider) -> None:
-    while True:
+    while len(outrider.store.disks) > 1:
         await asyncio.sleep(_UPKEEP_S)
         await outrider.control.maintenance.pinning.copy()
 

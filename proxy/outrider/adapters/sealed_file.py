@@ -65,7 +65,7 @@ def read(path: Path, bytes_max: int) -> bytes:
 
 
 def newest_first(paths: Sequence[Path]) -> list[Path]:
-    """The copies of a file on several disks, the one that was written last first. Blocks."""
+    """The copies of a file on several disks, the one with the newest content first. Blocks."""
     written = dict.fromkeys(paths, 0.0)
     for path in paths:
         with suppress(OSError):
@@ -87,17 +87,21 @@ async def write_part(path: Path, pieces: Iterable[bytes], threads: Executor, *, 
     return part
 
 
-async def write(path: Path, pieces: Iterable[bytes], threads: Executor, *, durable: bool = False) -> None:
+async def write(
+    path: Path, pieces: Iterable[bytes], threads: Executor, *, durable: bool = False, at: float | None = None
+) -> None:
     """Replace the content of `path`. Raises OSError; the older content then stays.
 
     `durable`: the new content outlives a power loss from here on. Without it a power loss may leave a file that is cut;
-    the next read finds that out by its format.
+    the next read finds that out by its format. `at`: the wall-clock time of the content, for `newest_first`; None: now.
     """
     part = await write_part(path, pieces, threads, durable=durable)
-    await asyncio.get_running_loop().run_in_executor(threads, _put, part, path, durable)
+    await asyncio.get_running_loop().run_in_executor(threads, _put, part, path, durable, at)
 
 
-def _put(part: Path, path: Path, durable: bool) -> None:
+def _put(part: Path, path: Path, durable: bool, at: float | None) -> None:
+    if at is not None:
+        os.utime(part, (at, at))
     part.replace(path)
     if durable:
         sync_directory(path.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -71,14 +70,7 @@ async def save(path: Path, pins: Sequence[SavedPin], work: DiskThreads, at: floa
     data = _FORMAT.encode([
         asdict(pin) | {"objects": [[ref, *identity] for ref, identity in pin.objects]} for pin in pins
     ])  # fmt: skip
-    part = await sealed_file.write_part(path, [data], work.threads, durable=True)
-    await work.run(_put, part, path, at)
-
-
-def _put(part: Path, path: Path, at: float) -> None:
-    os.utime(part, (at, at))
-    part.replace(path)
-    sealed_file.sync_directory(path.parent)
+    await sealed_file.write(path, [data], work.threads, durable=True, at=at)
 
 
 class PinFiles:
